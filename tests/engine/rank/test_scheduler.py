@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.engine.rank.batch import Batch
-from ferrule.engine.rank.scheduler import BESIDE_ANSWERS, Limits, Scheduler
+from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0
@@ -192,7 +192,7 @@ def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:
 
 
 def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
-    scheduler = Scheduler(Limits(512, 10_000, 8, 4096), frozenset({END}))
+    scheduler = Scheduler(Limits(512, 10_000, 8, 4096, ridge=33), frozenset({END}))
     params = SamplingParams(max_tokens=50)
     scheduler.add(1, [5] * 600, params)
     first = scheduler.next_batch()
@@ -207,8 +207,13 @@ def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
     scheduler.add(3, [5] * 300, params)
     mixed = scheduler.next_batch()
     assert mixed is not None
-    assert [(span.sequence, span.tokens) for span in mixed.spans] == [(1, 1), (2, 20), (3, BESIDE_ANSWERS - 20)]
+    assert [(span.sequence, span.tokens) for span in mixed.spans] == [(1, 1), (2, 20), (3, 12)]
     scheduler.complete(mixed, [7, 7])
     following = scheduler.next_batch()
     assert following is not None
-    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, BESIDE_ANSWERS)]
+    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, 31)]
+
+
+def test_prompts_fill_steps_of_answers_up_to_the_ridge_then_go_half_and_half() -> None:
+    limits = Limits(512, 10_000, 64, 4096, ridge=16)
+    assert [limits.beside(answers) for answers in (1, 4, 8, 12, 16, 24, 32, 64)] == [15, 12, 8, 12, 16, 24, 32, 32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,14 +18,16 @@ from ferrule.errors import ConfigError, EngineError
 
 
 class SmallRunner:
-    """A runner with nothing in it but memory for ``tokens`` of 10 bytes."""
+    """A runner with nothing in it but memory for ``tokens`` of 10 bytes. A step takes 2 ms or, if that is longer,
+    ``row_seconds`` for each of its tokens."""
 
-    def __init__(self, world: Any, tokens: int, state: int = 0) -> None:
+    def __init__(self, world: Any, tokens: int, state: int = 0, row_seconds: float = 0.0) -> None:
         self.world, self.tokens, self.state, self.options = world, tokens, state, rank_options(2)
-        self.device = open_device("cpu", 1)
+        self.device, self.row_seconds = open_device("cpu", 1), row_seconds
 
     def run(self, batch: Batch) -> None:
-        return
+        if self.row_seconds and batch.tokens:
+            time.sleep(max(2e-3, self.row_seconds * len(batch.tokens)))
 
     def cache_bytes_per_token(self, sequence: int) -> int:
         return 10
@@ -69,6 +72,13 @@ def test_states_take_half_of_what_is_for_caches_at_most() -> None:
         return found.sequences, found.cache_tokens
 
     assert on_ranks(2, trial) == [(5, 5000)] * 2
+
+
+def test_the_ridge_is_where_arithmetic_takes_as_long_as_reading() -> None:
+    def ridge(world: Any) -> int:
+        return warm_up(cast(Runner, SmallRunner(world, 80_000, row_seconds=2e-4))).ridge
+
+    assert all(8 <= found <= 13 for found in on_ranks(2, ridge)), "10 rows of 0.2 ms take as long as one of 2 ms"
 
 
 def test_too_little_memory_is_an_error_that_says_how_much() -> None:

@@ -1,9 +1,8 @@
 """Scheduler: selects the sequences that run next. Pure bookkeeping: no clocks, no tensors, no I/O.
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
-given to the prompts of new ones, in pieces where they are long; answers in progress do not wait for more than a few
-prompt tokens at a time. When the cache is full the youngest sequence gives its room back and is computed again later
-from its tokens.
+given to the prompts of new ones, in pieces where they are long; beside answers these are short. When the cache is full
+the youngest sequence gives its room back and is computed again later from its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ class Limits:
     """``batch_tokens``: the most tokens in one step. ``cache_tokens``: the most that the caches hold together.
     ``sequences``: the most that run at once. ``context``: the most tokens of one sequence. ``batches``: how many
     batches are on their way through the pipeline at once (its number of stages). ``short``: tokens beyond which a
-    sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike."""
+    sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike. ``ridge``:
+    tokens of a step up to which it waits for the weights to be read, and beyond which for arithmetic (the ridge point
+    of the roofline model, Williams et al. 2009)."""
 
     batch_tokens: int
     cache_tokens: int
@@ -29,11 +30,12 @@ class Limits:
     context: int
     batches: int = 1
     short: int | None = None
+    ridge: int = 16
 
-
-BESIDE_ANSWERS = 32
-"""Prompt tokens of a batch that also brings the next tokens of answers: these wait for all of it. On processors
-products are as quick by the token from a dozen rows on as those of many more."""
+    def beside(self, answers: int) -> int:
+        """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
+        many as cost them nothing; where these are few, as many as there are answers, up to a limit."""
+        return min(max(self.ridge - answers, answers), 2 * self.ridge)
 
 
 @dataclass
@@ -119,7 +121,7 @@ class Scheduler:
         room = self.limits.batch_tokens
         for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
             if sequence.step > 1 and spans and spans[-1].tokens == 1:
-                room = min(room, len(tokens) + BESIDE_ANSWERS)
+                room = min(room, len(tokens) + self.limits.beside(len(tokens)))
             if len(spans) >= share or len(tokens) >= room:
                 break
             if sequence.pending or sequence not in self.running:  # the second: it was just preempted

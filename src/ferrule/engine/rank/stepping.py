@@ -60,7 +60,8 @@ def step_seconds() -> Steps:
     ours, theirs = socket.socketpair()
     with ours, _reader() as reading, fabric.init() as world:
         runner = make_runner(options, world, lambda progress: None)
-        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(CONTEXT, options.max_sequences, 0.0))
+        trial = Trial(CONTEXT, options.max_sequences, step_seconds=0.0, ridge=1)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), trial)
         params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
         ours.sendall(encode(Add(1, tuple(range(3, 3 + PROMPT)), (), params)))
         driver.step()  # the prompt

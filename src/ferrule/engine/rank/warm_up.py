@@ -19,28 +19,27 @@ from ferrule.process import boot_id
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
 TELL_TIMEOUT = 300.0
+PROCESSOR_ROWS, ACCELERATOR_ROWS = 32, 256
+"""Tokens of a step in which arithmetic takes longer than reading the weights."""
+LEAST_RIDGE = 8
 
 
 @dataclass(frozen=True)
 class Trial:
     """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` at most. ``step_seconds``: what
-    one token of one sequence took."""
+    one token of one sequence took. ``ridge``: see `Limits`."""
 
     cache_tokens: int
     sequences: int
     step_seconds: float
+    ridge: int
 
 
 def warm_up(runner: Runner) -> Trial:
     """Run a trial sequence; all ranks call it. Raises `ModelError` where the model cannot be run in batches,
     `EngineError` where no memory is left for caches."""
     runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
-    runner.run(Batch((Span(0, WARM_UP, 1, True),), (0,)))
-    runner.device.synchronize()
-    begin = time.perf_counter()
-    runner.run(Batch((Span(0, WARM_UP + 1, 1, True),), (0,)))
-    runner.device.synchronize()
-    seconds = time.perf_counter() - begin
+    seconds = min(_seconds(runner, Batch((Span(0, WARM_UP + i, 1, True),), (0,))) for i in range(2))
     per_token, state = max(1, runner.cache_bytes_per_token(0)), runner.state_bytes(0)
     runner.run(Batch(released=(0,)))
     world = runner.world
@@ -54,7 +53,29 @@ def warm_up(runner: Runner) -> Trial:
             f"after loading, memory is left for {room[0]} tokens of cache ({per_token:,} bytes each on this rank); "
             "free some memory or use more ranks"
         )
-    return Trial(int(room[0]), int(room[1]), seconds)
+    return Trial(int(room[0]), int(room[1]), seconds, _ridge(runner, seconds, int(room[0])))
+
+
+def _ridge(runner: Runner, token_seconds: float, cache_tokens: int) -> int:
+    """`Limits.ridge`, from the time of a step of many tokens, which is that of arithmetic."""
+    many = PROCESSOR_ROWS if runner.device.torch_device.type == "cpu" else ACCELERATOR_ROWS
+    rows = np.array([min(many, runner.options.context, cache_tokens)], dtype=np.int64)
+    runner.world.all_reduce(rows, op="min")
+    count = int(rows[0])
+    step, released = Batch((Span(0, 0, count, True),), (0,) * count), Batch(released=(0,))
+    times = []
+    for _ in range(2):
+        times.append(_seconds(runner, step))
+        runner.run(released)
+    return min(count, max(LEAST_RIDGE, round(count * token_seconds / min(times))))
+
+
+def _seconds(runner: Runner, batch: Batch) -> float:
+    runner.device.synchronize()
+    begin = time.perf_counter()
+    runner.run(batch)
+    runner.device.synchronize()
+    return time.perf_counter() - begin
 
 
 def sharing(world: Group, memory: str) -> int:

@@ -168,6 +168,7 @@ class Driver:
             context=min(options.context, trial.cache_tokens),
             batches=self.depth,
             short=short_context,
+            ridge=trial.ridge,
         )
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
         self.samplers: dict[int, Sampler] = {}
