@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,21 +39,20 @@ class MatrixStack(PackedStack):
 
 
 class DeviceStack(PackedStack):
-    """On a device. Where Triton has no kernel for it, few rows get the numbers of their own experts only; with more
+    """On a device. Where there is no kernel for it, few rows get the numbers of their own experts only; with more
     rows than experts those of all become numbers, some outputs at a time."""
 
     def __init__(self, layout: GroupLayout, held: Held, experts: int) -> None:
         self.packed, self.bytes = DeviceCodes(layout, held), held.bytes
         self.shape = (experts, held.codes.shape[0] // experts, self.packed.columns)
-        kernels = kernels_for(self.packed)
-        self._kernel: Callable[[DeviceCodes, Tensor, Tensor], Tensor] | None = (
-            None if kernels is None else kernels.multiply_stack
-        )
+        self._kernels = kernels_for(self.packed)
 
     def multiply(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-        if self._kernel is not None:
-            return self._kernel(self.packed, x, ends)
         count, outputs, columns = self.shape
+        kernels = self._kernels
+        if kernels is not None and x.shape[0] <= kernels.MOST_ROWS * count:
+            product: Tensor = kernels.multiply_stack(self.packed, x, ends)
+            return product
         few = x.shape[0] <= count
         chosen = experts.clamp(max=count - 1)
         step = max(1, AT_ONCE // (max(1, min(x.shape[0], count)) * columns))
