@@ -20,6 +20,8 @@ from ferrule.engine.weights.formats.format import StoredTensors
 from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import GroupedMatrix, steps
 from ferrule.engine.weights.matrix import Piece, alike
+from ferrule.engine.weights.vendors.choice import chooser
+from ferrule.engine.weights.vendors.vendor_matrix import VendorMatrix
 from ferrule.model.packing import SUPER, GroupLayout, Scale
 from ferrule.staging import Uploads
 
@@ -38,8 +40,10 @@ class DeviceMatrix(Packed):
         self, layout: GroupLayout, held: Held, shape: tuple[int, int], dtype: torch.dtype, order: Tensor | None = None
     ) -> None:
         self.packed, self.dtype, self._order = DeviceCodes(layout, held), dtype, order
+        self.reordered = order is not None
         self.shape, self.device = torch.Size(shape), self.packed.device
         self._kernels = kernels_for(self.packed)
+        self.kernel = kernel_name(self._kernels)
         self.bytes = held.bytes + (0 if order is None else order.numel() * order.element_size())
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -71,15 +75,21 @@ def kernels_for(packed: DeviceCodes) -> ModuleType | None:
     return triton_product if triton_product.fits(packed) else None
 
 
-def pack_on(
-    piece: Piece, source: StoredTensors, dtype: torch.dtype, uploads: Uploads, pad: int = 0
-) -> DeviceMatrix | None:
-    """``piece`` with ``pad`` rows of zeros behind it; None where it is to be held as numbers."""
+def kernel_name(kernels: ModuleType | None) -> str:
+    """What multiplies, for people."""
+    return str(kernels.NAME) if kernels is not None else "torch's operations"
+
+
+def pack_on(piece: Piece, source: StoredTensors, dtype: torch.dtype, uploads: Uploads, pad: int = 0) -> Packed | None:
+    """``piece`` with ``pad`` rows of zeros behind it, in the layout of the fastest kernel (`vendors.choice`); None
+    where it is to be held as numbers."""
     found = read_on([[piece]], source, uploads, pad)
     if found is None:
         return None
     first, parts = found
-    return _made(first, parts, (piece.part.shape[0] + pad, piece.part.shape[1]), dtype)
+    ours = _made(first, parts, (piece.part.shape[0] + pad, piece.part.shape[1]), dtype)
+    vendor = chooser().choice(ours).vendor
+    return ours if vendor is None else VendorMatrix(vendor, ours.packed, dtype)
 
 
 def read_on(

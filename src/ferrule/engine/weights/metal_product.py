@@ -20,6 +20,7 @@ from ferrule.model.packing import SUPER, GroupLayout
 
 _log = logging.getLogger(__name__)
 
+NAME = "Metal"
 MOST_ROWS = 32
 """Of each matrix, for which it is the way to multiply: all codes are read once for 8 rows. More rows share numbers that
 are unpacked once."""

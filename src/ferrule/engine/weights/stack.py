@@ -10,7 +10,7 @@ from transformers.integrations.moe import _grouped_linear
 
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.device_codes import DeviceCodes, Held, as_held
-from ferrule.engine.weights.device_matrix import AT_ONCE, kernels_for, read_on
+from ferrule.engine.weights.device_matrix import AT_ONCE, kernel_name, kernels_for, read_on
 from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.formats.packed import PackedStack
 from ferrule.engine.weights.matrix import PackedMatrix, pack
@@ -46,6 +46,7 @@ class DeviceStack(PackedStack):
         self.packed, self.bytes = DeviceCodes(layout, held), held.bytes
         self.shape = (experts, held.codes.shape[0] // experts, self.packed.columns)
         self._kernels = kernels_for(self.packed)
+        self.kernel = kernel_name(self._kernels)
 
     def multiply(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         count, outputs, columns = self.shape

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ferrule.engine.weights.device_codes import DeviceCodes
 
 NO_OFFSETS, OFFSETS, ZERO_POINTS = range(3)
+NAME = "Triton"
 MOST_ROWS = math.inf
 """Of each matrix, for which it is the way to multiply: all."""
 _LEAST_ROWS = 16
