@@ -67,12 +67,8 @@ class ShardedModel:
     def kernels(self) -> list[str]:
         """By what packed weights are multiplied, the most frequent first."""
         held = (each for module in self.model.modules() for each in vars(module).values())
-        return [
-            name
-            for name, _ in Counter(
-                each.kernel for each in held if isinstance(each, (Packed, PackedStack))
-            ).most_common()
-        ]
+        found = Counter(each.kernel for each in held if isinstance(each, (Packed, PackedStack)))
+        return [name for name, _ in found.most_common()]
 
     def check_trial(self, sequence: int) -> None:
         """Raise `ModelError` where ``sequence`` ran without every layer of this rank that looks back having kept its

@@ -7,6 +7,7 @@ kernel has not run on a Mac yet, so it is taken only where products of random co
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -33,7 +34,7 @@ _NAMES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat
 _ERRORS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """By type of the activations, as part of the largest number."""
 _PROBE = (12, 3)
-"""Outputs and units of `SUPER` columns of the products that are tried."""
+"""Outputs of the products that are tried, and their columns in multiples of `SUPER` and of the group."""
 
 
 def fits(packed: DeviceCodes) -> bool:
@@ -41,9 +42,8 @@ def fits(packed: DeviceCodes) -> bool:
     group = _group(packed)
     if not hasattr(torch.mps, "compile_shader") or (group and group % _CHUNK):
         return False
-    return _right(
-        packed.layout, group, tuple(None if each is None else each.dtype for each in packed.held.parts()), packed.device
-    )
+    types = tuple(None if each is None else each.dtype for each in packed.held.parts())
+    return _right(packed.layout, group, types, packed.device)
 
 
 def multiply(packed: DeviceCodes, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _right(layout: GroupLayout, group: int, types: tuple[torch.dtype | None, ...
 def _random(layout: GroupLayout, group: int, types: tuple[torch.dtype | None, ...], device: torch.device) -> Held:
     """Parts of these ``types``, as `Held` has them, of a small matrix; all numbers are finite."""
     generator = torch.Generator().manual_seed(0)
-    rows, columns = _PROBE[0], _PROBE[1] * max(SUPER, group)
+    rows, columns = _PROBE[0], _PROBE[1] * math.lcm(SUPER, group or SUPER)
     wide = (rows, columns // (group or columns)), (rows, columns // SUPER)
     codes = torch.randint(0, 1 << layout.bits, (rows, columns), generator=generator, dtype=torch.uint8)
     if layout.values in ("e4m3", "e5m2"):

@@ -2,7 +2,7 @@
 
 A vendor's layout takes the place of ours, so one of the two is for all numbers of rows: the vendor's, where it is
 right, takes no more memory, is faster for few rows and no slower for many. A trial is made once for each form of matrix
-in a process; nothing is tried later, so steps can be captured.
+in a process; nothing is tried later, so steps can be captured. While a matrix is loaded both layouts of it are there.
 """
 
 from __future__ import annotations
