@@ -63,6 +63,7 @@ def check(
         table = new_table("!check", "!right", "measured")
         for one in report.checks:
             numbers = ", ".join(_with_unit(name, value) for name, value in one.numbers.items())
+            numbers += f"; ranks multiply by {one.kernel}" if one.kernel else ""
             table.add_row(one.name, "yes" if one.ok else "[bold red]NO[/]", numbers if one.ok else one.detail)
         console.print(f"{report.title}, torch {report.torch}, {report.system}", markup=False, highlight=False)
         console.print(table)

@@ -18,7 +18,7 @@ _KEPT = (
     *("PATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
     *("FERRULE_CONFIG", "FERRULE_STATE", "FERRULE_MODEL_PATH", "FERRULE_MODEL_CACHE", "FERRULE_ENCRYPT"),
-    "FERRULE_PIN",
+    *("FERRULE_PIN", "FERRULE_VENDOR_KERNELS"),
 )
 """Variables of a login that systemd would not know, and by which models and programs are found. No secrets: any user
 may read a unit."""

@@ -1,7 +1,7 @@
 """Settings: defaults < file < environment < flags."""
 
 from ferrule.config.catalogue import SETTINGS, Setting
-from ferrule.config.engine import pins_threads
+from ferrule.config.engine import pins_threads, uses_vendor_kernels
 from ferrule.config.fabric import (
     DEFAULT_TIMEOUT,
     OUTER_JOB,
@@ -50,5 +50,6 @@ __all__ = [
     "pins_threads",
     "rank_variables",
     "read_config",
+    "uses_vendor_kernels",
     "verbs_settings",
 ]

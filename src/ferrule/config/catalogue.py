@@ -35,6 +35,7 @@ SETTINGS: Final = (
     Setting("serve.allow_origins", "FERRULE_ALLOW_ORIGINS", (list,), "none", "web pages that may use `serve` (CORS)"),
     Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
+    Setting("engine.vendor_kernels", "FERRULE_VENDOR_KERNELS", (bool,), "true", "allow kernels of other libraries"),
     Setting("models.path", "FERRULE_MODEL_PATH", (list,), "none", "directories that hold models", os.pathsep),
     Setting("models.cache", "FERRULE_MODEL_CACHE", (str,), "the user's cache", "where parts of models are kept"),
     Setting("models.move_back", "FERRULE_MOVE_BACK", _DURATION, "30 s", "before a model returns to a host, or never"),

@@ -10,3 +10,9 @@ from ferrule.config.values import read_choice
 def pins_threads(environ: Mapping[str, str]) -> bool:
     """``FERRULE_PIN``: whether a rank's threads are tied to cores of their own. Raises `ConfigError`."""
     return read_choice(environ, "FERRULE_PIN", ("1", "0"), "neither 1 nor 0") == "1"
+
+
+def uses_vendor_kernels(environ: Mapping[str, str]) -> bool:
+    """``FERRULE_VENDOR_KERNELS``: whether packed weights on a device may be multiplied by kernels of other libraries.
+    Raises `ConfigError`."""
+    return read_choice(environ, "FERRULE_VENDOR_KERNELS", ("1", "0"), "neither 1 nor 0") == "1"

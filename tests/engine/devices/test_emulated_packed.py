@@ -124,6 +124,8 @@ def test_experts_stay_packed_and_give_the_logits_of_their_numbers(
     runner: list[TorchRunner] = []
     found = run_on(directory, plan, [device], batches(prompts), runners=runner)
     assert (found - expected_logits(tmp_path / "m-plain", prompts)).abs().max() < 1e-4
+    kernel = "native code" if device == "cpu" else "torch's operations"
+    assert runner[0].device_title.endswith(f", transformers, packed weights by {kernel}")
     held = runner[0].model.base.layers[0].mlp.experts  # type: ignore[index, union-attr]
     assert (held.gate_up_proj.shape, held.down_proj.shape) == ((experts, 128, 64), (experts, 64, 64))  # type: ignore[union-attr]
     assert held.down_proj.bytes < experts * 64 * 64  # type: ignore[union-attr, operator]

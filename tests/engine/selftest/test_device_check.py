@@ -82,7 +82,10 @@ def test_what_is_no_device_is_an_error() -> None:
 def test_the_command_prints_and_saves_and_its_status_tells(
     ok: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = (Check("copies", True, "there and back", {"to_device_gb_s": 1.5}), Check("order", ok, "3 numbers wrong"))
+    checks = (
+        Check("copies", True, "there and back", {"to_device_gb_s": 1.5}, "Triton"),
+        Check("order", ok, "3 numbers wrong"),
+    )
     report = DeviceReport(VERSION, "0.1", "2.13", "Linux", "cuda", "cuda:0 (A card)", 1 << 30, 1.0, checks)
     monkeypatch.setattr(device_check, "check_device", lambda name, on_check: report)
     file = tmp_path / "report.json"
@@ -90,6 +93,7 @@ def test_the_command_prints_and_saves_and_its_status_tells(
     assert done.exit_code == (not ok)
     assert "cuda:0 (A card), torch 2.13, Linux" in done.output
     assert "to device 1.5 GB/s" in done.output
+    assert "multiply by Triton" in done.output
     assert ("all is right" if ok else "1 of 2 are wrong") in done.output
     assert ok or "3 numbers wrong" in done.output
     assert read_record(file, DeviceReport) == report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from ferrule.engine.rank.special_attention import indexer, latents, long_rope, s
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
+from ferrule.engine.weights.formats.packed import Packed, PackedStack
 from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
 from ferrule.engine.weights.pieces import Recipe
 from ferrule.engine.weights.slicing import Slicing
@@ -60,6 +62,13 @@ class ShardedModel:
             return cast(Tensor, out.last_hidden_state)
         out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
         return cast(Tensor, out.logits[0].float())
+
+    @property
+    def kernels(self) -> list[str]:
+        """By what packed weights are multiplied, the most frequent first."""
+        held = (each for module in self.model.modules() for each in vars(module).values())
+        found = Counter(each.kernel for each in held if isinstance(each, (Packed, PackedStack)))
+        return [name for name, _ in found.most_common()]
 
     def check_trial(self, sequence: int) -> None:
         """Raise `ModelError` where ``sequence`` ran without every layer of this rank that looks back having kept its

@@ -51,6 +51,9 @@ class TorchRunner:
             options.weights,
         )
         self.weight_bytes = self.model.weight_bytes
+        kernels = self.model.kernels
+        if kernels:
+            self.device_title += f", packed weights by {', '.join(kernels)}"
         self.dtype = str(self.model.dtype).removeprefix("torch.")
 
     def run(self, batch: Batch) -> Tensor | None:

@@ -22,6 +22,7 @@ from ferrule.engine.types import SamplingParams
 from ferrule.engine.weights.device_matrix import DeviceMatrix, hold
 from ferrule.engine.weights.groups import GroupedMatrix
 from ferrule.engine.weights.stack import DeviceStack
+from ferrule.engine.weights.vendors.choice import chooser
 from ferrule.model import demo_path, read_model
 from ferrule.model.gguf.types import LAYOUTS
 from ferrule.model.packing import SUPER, GroupLayout
@@ -37,6 +38,8 @@ _PACKED = {
     "AWQ": GroupLayout(4, 128, "f16", offsets=True, zero_points=True),
     "NF4": GroupLayout(4, 64, "f32", values="nf4"),
     "FP8": GroupLayout(8, 128, "f32", values="e4m3"),
+    "MLX": GroupLayout(4, 64, "bf16", offsets=True),
+    "int8 by rows": GroupLayout(8, 0, "bf16", zero=128),
 }
 _PROMPT = tuple(range(3, 3 + 48))
 _ANSWER = 16
@@ -144,7 +147,13 @@ def _packed(title: str, device: Device, layout: GroupLayout) -> Check:
     error = _error(device.download(matrix.multiply(device.upload(rows))), rows @ whole.T)
     one = device.upload(rows[:1].bfloat16())
     numbers = {"one_row_gb_s": matrix.bytes / _seconds(device, lambda: matrix.multiply(one)) / 1e9, "error": error}
-    return Check(title, error < _ERRORS[torch.float32], f"5 rows times {tuple(matrix.shape)}", numbers)
+    choice = chooser().choice(matrix)
+    taken = matrix.kernel if choice.vendor is None else choice.vendor.name
+    for trial in choice.trials[1:]:
+        numbers[f"{trial.kernel.replace(' ', '_')}_one_row_gb_s"] = matrix.bytes / trial.few / 1e9
+    failed = "".join(f"; {trial.kernel}: {trial.why}" for trial in choice.trials if trial.why)
+    detail = f"5 rows times {tuple(matrix.shape)}{failed}"[:4000]
+    return Check(title, error < _ERRORS[torch.float32], detail, numbers, taken)
 
 
 def _experts(device: Device) -> Check:

@@ -14,12 +14,13 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 class Check(Struct, frozen=True):
     """``ok``: the device gave what the processor gives. ``detail``: what was compared, or what went wrong. ``numbers``:
-    measured on the way, by a name that ends in their unit."""
+    measured on the way, by a name that ends in their unit. ``kernel``: by what ranks multiply, where it is chosen."""
 
     name: Text
     ok: bool
     detail: Text
     numbers: dict[Text, float] = {}
+    kernel: Text = ""
 
 
 class DeviceReport(FileRecord, frozen=True, tag="device-check"):

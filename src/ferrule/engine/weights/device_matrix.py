@@ -1,9 +1,10 @@
-"""Packed matrices in a device's own memory. Where Triton has no kernel for the device (`triton_product`), torch's
-operations multiply by them: some rows at a time become numbers."""
+"""Packed matrices in a device's own memory. Where there is no kernel for the device (`triton_product`,
+`metal_product`), torch's operations multiply by them: some rows at a time become numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from types import ModuleType
@@ -19,6 +20,8 @@ from ferrule.engine.weights.formats.format import StoredTensors
 from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import GroupedMatrix, steps
 from ferrule.engine.weights.matrix import Piece, alike
+from ferrule.engine.weights.vendors.choice import chooser
+from ferrule.engine.weights.vendors.vendor_matrix import VendorMatrix
 from ferrule.model.packing import SUPER, GroupLayout, Scale
 from ferrule.staging import Uploads
 
@@ -37,16 +40,19 @@ class DeviceMatrix(Packed):
         self, layout: GroupLayout, held: Held, shape: tuple[int, int], dtype: torch.dtype, order: Tensor | None = None
     ) -> None:
         self.packed, self.dtype, self._order = DeviceCodes(layout, held), dtype, order
+        self.reordered = order is not None
         self.shape, self.device = torch.Size(shape), self.packed.device
-        kernels = kernels_for(self.packed)
-        self._kernel: Callable[[DeviceCodes, Tensor], Tensor] | None = None if kernels is None else kernels.multiply
+        self._kernels = kernels_for(self.packed)
+        self.kernel = kernel_name(self._kernels)
         self.bytes = held.bytes + (0 if order is None else order.numel() * order.element_size())
 
     def multiply(self, x: Tensor) -> Tensor:
         if self._order is not None:
             x = functional.pad(x, (0, 1)).index_select(-1, self._order)  # -1 became the column of zeros
-        if self._kernel is not None:
-            return self._kernel(self.packed, x)
+        kernels = self._kernels
+        if kernels is not None and math.prod(x.shape[:-1]) <= kernels.MOST_ROWS:
+            product: Tensor = kernels.multiply(self.packed, x)
+            return product
         step = max(1, AT_ONCE // max(1, x.shape[-1]))
         parts = [
             functional.linear(x, self.packed.numbers(itemgetter(slice(a, a + step))).to(x.dtype))
@@ -56,7 +62,12 @@ class DeviceMatrix(Packed):
 
 
 def kernels_for(packed: DeviceCodes) -> ModuleType | None:
-    """Products without numbers on the way (`triton_product`), where there are some for the device and the layout."""
+    """Products without numbers on the way (`triton_product`, `metal_product`), where there are some for the device and
+    the layout."""
+    if packed.device.type == "mps":
+        from ferrule.engine.weights import metal_product
+
+        return metal_product if metal_product.fits(packed) else None
     if packed.device.type not in ("cuda", "xpu") or find_spec("triton") is None:
         return None
     from ferrule.engine.weights import triton_product
@@ -64,15 +75,21 @@ def kernels_for(packed: DeviceCodes) -> ModuleType | None:
     return triton_product if triton_product.fits(packed) else None
 
 
-def pack_on(
-    piece: Piece, source: StoredTensors, dtype: torch.dtype, uploads: Uploads, pad: int = 0
-) -> DeviceMatrix | None:
-    """``piece`` with ``pad`` rows of zeros behind it; None where it is to be held as numbers."""
+def kernel_name(kernels: ModuleType | None) -> str:
+    """What multiplies, for people."""
+    return str(kernels.NAME) if kernels is not None else "torch's operations"
+
+
+def pack_on(piece: Piece, source: StoredTensors, dtype: torch.dtype, uploads: Uploads, pad: int = 0) -> Packed | None:
+    """``piece`` with ``pad`` rows of zeros behind it, in the layout of the fastest kernel (`vendors.choice`); None
+    where it is to be held as numbers."""
     found = read_on([[piece]], source, uploads, pad)
     if found is None:
         return None
     first, parts = found
-    return _made(first, parts, (piece.part.shape[0] + pad, piece.part.shape[1]), dtype)
+    ours = _made(first, parts, (piece.part.shape[0] + pad, piece.part.shape[1]), dtype)
+    vendor = chooser().choice(ours).vendor
+    return ours if vendor is None else VendorMatrix(vendor, ours.packed, dtype)
 
 
 def read_on(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from transformers.integrations.moe import _grouped_linear
 
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.device_codes import DeviceCodes, Held, as_held
-from ferrule.engine.weights.device_matrix import AT_ONCE, kernels_for, read_on
+from ferrule.engine.weights.device_matrix import AT_ONCE, kernel_name, kernels_for, read_on
 from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.formats.packed import PackedStack
 from ferrule.engine.weights.matrix import PackedMatrix, pack
@@ -39,21 +39,21 @@ class MatrixStack(PackedStack):
 
 
 class DeviceStack(PackedStack):
-    """On a device. Where Triton has no kernel for it, few rows get the numbers of their own experts only; with more
+    """On a device. Where there is no kernel for it, few rows get the numbers of their own experts only; with more
     rows than experts those of all become numbers, some outputs at a time."""
 
     def __init__(self, layout: GroupLayout, held: Held, experts: int) -> None:
         self.packed, self.bytes = DeviceCodes(layout, held), held.bytes
         self.shape = (experts, held.codes.shape[0] // experts, self.packed.columns)
-        kernels = kernels_for(self.packed)
-        self._kernel: Callable[[DeviceCodes, Tensor, Tensor], Tensor] | None = (
-            None if kernels is None else kernels.multiply_stack
-        )
+        self._kernels = kernels_for(self.packed)
+        self.kernel = kernel_name(self._kernels)
 
     def multiply(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-        if self._kernel is not None:
-            return self._kernel(self.packed, x, ends)
         count, outputs, columns = self.shape
+        kernels = self._kernels
+        if kernels is not None and x.shape[0] <= kernels.MOST_ROWS * count:
+            product: Tensor = kernels.multiply_stack(self.packed, x, ends)
+            return product
         few = x.shape[0] <= count
         chosen = experts.clamp(max=count - 1)
         step = max(1, AT_ONCE // (max(1, min(x.shape[0], count)) * columns))

@@ -7,6 +7,7 @@ the type of the activations, sums are float32.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ferrule.engine.weights.stack_blocks import stack_blocks
 from ferrule.model.packing import SUPER
 
 if TYPE_CHECKING:
     from ferrule.engine.weights.device_codes import DeviceCodes
 
 NO_OFFSETS, OFFSETS, ZERO_POINTS = range(3)
+NAME = "Triton"
+MOST_ROWS = math.inf
+"""Of each matrix, for which it is the way to multiply: all."""
 _LEAST_ROWS = 16
 """Of a block: the least that matrix units take."""
 
@@ -129,22 +134,6 @@ def multiply_stack(packed: DeviceCodes, x: Tensor, ends: Tensor) -> Tensor:
         blocks = stack_blocks(ends, rows, block)
         _launch(packed, x.contiguous(), y, blocks.shape[0], block, blocks)
     return y
-
-
-def stack_blocks(ends: Tensor, rows: int, block: int) -> Tensor:
-    """Blocks of at most ``block`` rows that take the same matrix: its number, the first row, and the end of the rows
-    that take it: (blocks, 3) in int32. There are as many as any ``ends`` (matrices,) need, so that the host need not
-    know these: those that are left have no rows."""
-    matrices = ends.shape[0]
-    begins = torch.cat((ends.new_zeros(1), ends[:-1]))
-    last = torch.cumsum((ends - begins + block - 1) // block, 0)  # the blocks of each matrix and of those before it
-    number = torch.arange(triton.cdiv(rows, block) + min(rows, matrices), device=ends.device)
-    matrix = torch.searchsorted(last, number, right=True)
-    there = matrix < matrices
-    matrix = matrix.clamp(max=matrices - 1)
-    before = torch.where(matrix > 0, last[matrix - 1], 0)
-    first = torch.where(there, begins[matrix] + (number - before) * block, rows)
-    return torch.stack((matrix, first, ends[matrix]), dim=1).int()
 
 
 def _block(rows: int) -> int:

@@ -14,12 +14,14 @@ from ferrule.errors import ModelError
 
 class Packed(ABC):
     """A linear layer's weight that is held packed. It stands where a module has its weight: torch calls `multiply` for
-    ``functional.linear``. ``shape`` (out, in) as numbers; ``dtype`` of products; ``bytes`` held."""
+    ``functional.linear``. ``shape`` (out, in) as numbers; ``dtype`` of products; ``bytes`` held; ``kernel``: by what is
+    multiplied, for people."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     bytes: int
+    kernel: str = "native code"
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
@@ -41,10 +43,12 @@ def _linear(input: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor
 
 
 class PackedStack(ABC):
-    """Matrices of a layer's experts that are held packed. ``shape`` (experts, out, in) as numbers; ``bytes`` held."""
+    """Matrices of a layer's experts that are held packed. ``shape`` (experts, out, in) as numbers; ``bytes`` held;
+    ``kernel`` as of `Packed`."""
 
     shape: tuple[int, int, int]
     bytes: int
+    kernel: str = "native code"
 
     @abstractmethod
     def multiply(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
