@@ -59,7 +59,7 @@ class Agent:
         self._reporter = Reporter()
         self._reporting = asyncio.Lock()
         self._measuring = asyncio.Lock()
-        self._described: tuple[float, str] | None = None
+        self._described: tuple[str, float, str] | None = None
 
     async def run(self, ready: Callable[[int, Sequence[str]], None]) -> None:
         """Until it is stopped. ``ready`` is called with its port and addresses when others can reach it.
@@ -215,8 +215,8 @@ class Agent:
             case messages.GetReport():
                 async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
                     return await asyncio.to_thread(self._reporter.report, self.ray.status())
-            case messages.DescribeDevice():
-                return await self._device()
+            case messages.DescribeDevices(devices=devices):
+                return await self._devices(devices)
             case messages.GetModels():
                 return self.servers.status()
             case messages.GetDesiredModels():
@@ -243,12 +243,12 @@ class Agent:
                 assert_never(question)
         return None
 
-    async def _device(self) -> str:
-        """Device description of this host for the planner; the first time it is measured, which takes seconds."""
+    async def _devices(self, names: str) -> str:
+        """Description of this host's devices for the planner; measured the first time, which takes seconds."""
         async with self._measuring:
-            if self._described is None or time.monotonic() - self._described[0] > DESCRIBED_SECONDS:
-                self._described = time.monotonic(), await described()
-            return self._described[1]
+            if self._described is None or self._described[:1] != (names,) or self._described[1] < time.monotonic():
+                self._described = names, time.monotonic() + DESCRIBED_SECONDS, await described(names)
+            return self._described[2]
 
     # Processes for others
 

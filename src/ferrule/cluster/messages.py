@@ -108,8 +108,11 @@ class GetReport(Question[HostReport], frozen=True):
     pass
 
 
-class DescribeDevice(Question[str], frozen=True):
-    """Device description for ``ferrule plan --device-json``; the first time it is measured, which takes seconds."""
+class DescribeDevices(Question[str], frozen=True):
+    """A host's devices that ``devices`` allows, as ``--device`` names them, for the planner: a `HostReport` of
+    `plan.cluster` in JSON. The first time they are measured, which takes seconds."""
+
+    devices: str
 
 
 class GetModels(Question[tuple[ModelStatus, ...]], frozen=True):
@@ -238,7 +241,7 @@ class KeepStandby(Question[StandbyKept], frozen=True):
 
 
 PlainQuestion = (
-    GetStatus | GetReport | DescribeDevice | GetModels | GetDesiredModels | TellModelState | WriteModel | GetReachable
+    GetStatus | GetReport | DescribeDevices | GetModels | GetDesiredModels | TellModelState | WriteModel | GetReachable
     | Leave | StopAgent | GetRay | WantRay | KeepStandby
 )  # fmt: skip
 AnyMessage = (

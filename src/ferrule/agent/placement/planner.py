@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
+from ferrule.agent.placement.devices import HostDevices
 from ferrule.agent.placement.ranks import ClusterStarter
 from ferrule.agent.placement.standby import ClusterStandby
-from ferrule.cluster.client import ask_all, ask_here, ask_member
+from ferrule.cluster.client import ask_all, ask_here
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import DescribeDevice, GetReachable, GetReport, GetStatus
+from ferrule.cluster.messages import GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
 from ferrule.engine.device_names import CPU
@@ -22,7 +23,7 @@ from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
+from ferrule.errors import ClusterError, ConfigError, FerruleError, ModelUnavailable
 from ferrule.model import ModelSpec
 from ferrule.plan import (
     BUILT_IN_ENGINE,
@@ -36,14 +37,12 @@ from ferrule.plan import (
     predicted,
     search,
 )
-from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports, parse_report
+from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports
 from ferrule.plan.cost import calibrated, read_calibrations
 from ferrule.plan.explain import WORTH_IT, verdict
 
 _log = logging.getLogger(__name__)
 
-DEVICE_SECONDS = 180.0
-"""For a host to describe itself: the first time it measures."""
 MOVE_WORTH = 1.2
 REACH_SECONDS = 1.0
 REPORT_SECONDS = 3.0
@@ -51,18 +50,20 @@ REPORT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Placed:
-    """Placement decision: rank r on ``hosts[r]``; ``prediction``: None where the user said how to split."""
+    """Placement decision: rank r on ``hosts[r]``, and if the planner chose, on ``devices[r]`` there; ``prediction``:
+    None where the user said how to split."""
 
     plan: Plan
     hosts: tuple[str, ...]
     prediction: Prediction | None
     notes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 class ClusterPlanner:
     """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
     user (``split``) the ranks are spread over the hosts in turn; with a ``saved`` plan they go where that says; else
-    the planner chooses."""
+    the planner chooses, among the devices that ``options.device`` allows on each."""
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class ClusterPlanner:
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Deployment | None] | None = None
         self._spec: ModelSpec | None = None
+        self._devices = HostDevices(home, options.device)
         self._reports: dict[str, HostReport] = {}
+        """By host id, of every host that was described since the model came up."""
         self._lost = LostDevices()
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
@@ -125,7 +128,7 @@ class ClusterPlanner:
 
     def _is_better(self, one: Deployment, now: Deployment) -> bool:
         new, old = self._placement(one), self._placement(now)
-        if one.starter == now.starter:
+        if one.starter == now.starter and one.options.device == now.options.device:
             return False
         if new.prediction is None or old.prediction is None:
             return len(set(new.hosts)) > len(set(old.hosts))
@@ -138,7 +141,8 @@ class ClusterPlanner:
             placed, ranks = spread(self._spec, members)
             cores = await self._cores(members)
         else:
-            reports = await self._described(members, fresh=fresh)
+            reports = await self._devices.described(members, self._lost, fresh=fresh)
+            self._reports = reports if fresh else self._reports | reports
             members = [member for member in members if member.host in reports]
             if not members:
                 raise ModelUnavailable("no host could be asked what it has")
@@ -151,11 +155,20 @@ class ClusterPlanner:
         starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
         self._placements[starter, placed.plan] = placed
         options = replace(options, plan=placed.plan)
+        if placed.devices:
+            return Deployment(_on(options, placed.devices), starter, self.standby, self._note(placed))
         found = self._lost.around(options, placed.hosts)
         if found is None:
             return Deployment(options, starter, self.standby)
         self._lost.check_room(self._spec, found, placed.hosts, await self._free(ranks))
         return Deployment(found.options, starter, self.standby, found.note)
+
+    def _note(self, placed: Placed) -> str:
+        """For people: which devices of the hosts cannot be used, and what stays lost."""
+        lost = self._lost.told() and self._lost.told_with(
+            [f"{device} of {host}" for device, host in zip(placed.devices, placed.hosts, strict=True)]
+        )
+        return "; ".join(filter(None, (*self._devices.notes, lost)))
 
     async def _steady_members(self, seconds: float) -> list[Member]:
         """Those that have been up for so long, as `_members` has them."""
@@ -186,27 +199,6 @@ class ClusterPlanner:
         for member in lacking:
             _log.warning("no rank is put on %s", _install(member))
         return sorted(there, key=lambda member: (member.host != status.host, member.name))
-
-    async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
-        """Device descriptions of the hosts, by host id. After a loss what is known will do: time counts."""
-        if fresh:
-            self._reports.clear()
-
-        async def one(member: Member) -> None:
-            if member.host in self._reports:
-                return
-            try:
-                told = await ask_member(self._home, member, DescribeDevice(), timeout=DEVICE_SECONDS)
-                report = parse_report(told, member.name)
-            except (ClusterError, LinkError) as error:
-                _log.warning("%s is left out: %s", member.name, error)
-                return
-            # Hosts are called as the cluster calls them.
-            host = replace(report.host, host=member.name)
-            self._reports[member.host] = HostReport(replace(report.device, name=member.name), host, report.notes)
-
-        await asyncio.gather(*map(one, members))
-        return {member.host: self._reports[member.host] for member in members if member.host in self._reports}
 
     async def _cores(self, members: Sequence[Member]) -> dict[str, HostCores]:
         """The processors of each host that answers in time."""
@@ -249,23 +241,34 @@ class ClusterPlanner:
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))
         if answers.best is None:
-            raise ModelUnavailable(_missing(question, members))
+            raise ModelUnavailable("; ".join(filter(None, (self._lost.told(), _missing(question, members)))))
         best = _rather_here(question, answers.best, members[0].name)
         split = next((each for each in answers.candidates if len(each.plan.devices) > 1), None)
-        by_name = {member.name: member for member in members}
-        ranks = [by_name[device] for device in best.plan.devices]
         plan = best.plan.because(verdict(question, best, answers.single, split))
-        return Placed(plan, plan.devices, best.prediction, cluster.notes), ranks
+        by_name = {member.name: member for member in members}
+        chosen = [cluster.by_name[name] for name in plan.devices]
+        hosts = tuple(device.host_name for device in chosen)
+        devices = tuple(device.device or CPU for device in chosen)
+        placed = Placed(plan, hosts, best.prediction, cluster.notes, devices)
+        return placed, [by_name[host] for host in hosts]
+
+
+def _on(options: RankOptions, devices: Sequence[str]) -> RankOptions:
+    """With a device for each rank; one name where all have the same."""
+    return replace(options, device=",".join(devices if len(set(devices)) > 1 else devices[:1]))
 
 
 def _rather_here(question: Question, best: Candidate, here: str) -> Candidate:
-    """The one host on which the model is served, where one host is to hold it and this one is about as good."""
-    if len(best.plan.devices) > 1 or best.plan.devices == (here,):
+    """The host on which the model is served, where one device is to hold it and one of this host is about as good."""
+    if len(best.plan.devices) > 1 or question.cluster.by_name[best.plan.devices[0]].host_name == here:
         return best
     (stage,) = best.plan.stages
-    own = predicted(question, Plan((replace(stage, devices=(here,)),)))
-    times = question.times_better(best.prediction, own.prediction)
-    return own if own.prediction.fits and times is not None and times < WORTH_IT else best
+    names = [device.name for device in question.cluster.devices if device.host_name == here]
+    for own in (predicted(question, Plan((replace(stage, devices=(name,)),))) for name in names):
+        times = question.times_better(best.prediction, own.prediction)
+        if own.prediction.fits and times is not None and times < WORTH_IT:
+            return own
+    return best
 
 
 def _missing(question: Question, members: Sequence[Member]) -> str:
