@@ -15,7 +15,7 @@ from ferrule.agent.device import DEVICE_SECONDS, PROCESSOR_SECONDS, allowed_devi
 from ferrule.agent.placement import devices as host_devices
 from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.planner import ClusterPlanner
-from ferrule.cluster.messages import DescribeDevices
+from ferrule.cluster.messages import DescribeDevices, ProbeDevice
 from ferrule.cluster.records import Member
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.messages import DeviceLost
@@ -84,13 +84,19 @@ class Hosts:
     def __init__(self, patch: pytest.MonkeyPatch, **devices: Sequence[DeviceSpec]) -> None:
         self.devices, self.asked = devices, list[tuple[str, str]]()
         self.notes: dict[str, tuple[str, ...]] = {}
+        self.back: dict[str, str] = {}
         patch.setattr(host_devices, "ask_member", self.ask_member)
         patch.setattr(cluster_planner, "read_calibrations", dict)
         self.members = [
             Member(name * 32, name, 8421, (f"10.0.0.{number}",), "0.1.0", "3.11") for number, name in enumerate(devices)
         ]
 
-    async def ask_member(self, home: object, member: Member, question: DescribeDevices, *, timeout: float) -> str:
+    async def ask_member(
+        self, home: object, member: Member, question: DescribeDevices | ProbeDevice, *, timeout: float
+    ) -> str:
+        if isinstance(question, ProbeDevice):
+            self.asked.append((member.name, question.device))
+            return self.back[member.name]
         self.asked.append((member.name, question.devices))
         there = [each for each in self.devices[member.name] if each.name.partition(":")[0] in question.devices]
         if not there:
@@ -106,7 +112,7 @@ class Hosts:
         if loss is not None:
             planner._lost.note(loss, 0.0)
         planner._spec = MODEL
-        deployment = asyncio.run(planner._deployment(options, self.members, fresh=loss is None))
+        deployment = asyncio.run(planner._deployment(options, self.members, planner._lost, fresh=loss is None))
         planner.chosen(deployment)
         return deployment
 
@@ -166,6 +172,43 @@ def test_the_processor_is_asked_for_when_all_that_is_allowed_is_lost(monkeypatch
     hosts.place(planner)
     with pytest.raises(ModelUnavailable, match="no host could be asked"):
         hosts.place(planner, lost("cuda:0", "b"))
+
+
+def test_the_model_moves_back_to_a_device_that_its_host_says_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch, a=[PROCESSOR], b=CARDS[:1])
+    planner = planner_of("cuda,cpu")
+    now = [0.0]
+    planner._returns._clock = lambda: now[0]
+
+    async def steady(seconds: float) -> list[Member]:
+        return hosts.members
+
+    monkeypatch.setattr(planner, "_steady_members", steady)
+    options = RankOptions("/models/x", "auto", make_plan(MODEL), 1, 2048, 8, 512, (), device="auto")
+
+    def better(deployment: Deployment) -> Deployment | None:
+        return asyncio.run(planner.better(options, deployment))
+
+    first = hosts.place(planner)
+    assert first.options.device == "cuda:0"
+    other = hosts.place(planner, lost("cuda:0", "b"))
+    assert (planner.placed and planner.placed.hosts, other.options.device) == (("a",), "cpu")
+    assert better(other) is None
+    hosts.back["b"] = "it is not on the bus"
+    now[0] = 1000.0
+    assert better(other) is None
+    hosts.back["b"] = ""
+    for _ in range(2):
+        now[0] += 1000.0
+        found = better(other)
+    assert found is not None
+    assert (found.options, found.starter, found.note) == (first.options, first.starter, "cuda:0 of b is back in use")
+    assert hosts.asked[-3:] == [("b", "cuda:0")] * 3
+    planner.chosen(found)
+    assert planner.placed is not None
+    assert planner.placed.hosts == ("b",)
+    assert better(found) is None
+    assert planner._lost.all == frozenset()
 
 
 def test_a_report_names_the_devices_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.peers import LOST_SECONDS
 from ferrule.cluster.state import ClusterState
 from ferrule.config import outer_environment
+from ferrule.engine.device_names import parse_device
+from ferrule.engine.device_probe import probe_here
 from ferrule.errors import ClusterError, FerruleError
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Agent:
         self._reporter = Reporter()
         self._reporting = asyncio.Lock()
         self._measuring = asyncio.Lock()
+        self._probing = asyncio.Lock()
         self._described: tuple[str, float, str] | None = None
 
     async def run(self, ready: Callable[[int, Sequence[str]], None]) -> None:
@@ -217,6 +220,10 @@ class Agent:
                     return await asyncio.to_thread(self._reporter.report, self.ray.status())
             case messages.DescribeDevices(devices=devices):
                 return await self._devices(devices)
+            case messages.ProbeDevice(device=device):
+                parse_device(device)
+                async with self._probing:  # one process at a time, whoever asks
+                    return await probe_here(device)
             case messages.GetModels():
                 return self.servers.status()
             case messages.GetDesiredModels():

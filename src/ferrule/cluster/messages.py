@@ -115,6 +115,12 @@ class DescribeDevices(Question[str], frozen=True):
     devices: str
 
 
+class ProbeDevice(Question[str], frozen=True):
+    """Why that device of the host that is asked cannot be used now; empty where it can."""
+
+    device: Name
+
+
 class GetModels(Question[tuple[ModelStatus, ...]], frozen=True):
     """The model servers of the host that is asked."""
 
@@ -241,8 +247,8 @@ class KeepStandby(Question[StandbyKept], frozen=True):
 
 
 PlainQuestion = (
-    GetStatus | GetReport | DescribeDevices | GetModels | GetDesiredModels | TellModelState | WriteModel | GetReachable
-    | Leave | StopAgent | GetRay | WantRay | KeepStandby
+    GetStatus | GetReport | DescribeDevices | ProbeDevice | GetModels | GetDesiredModels | TellModelState | WriteModel
+    | GetReachable | Leave | StopAgent | GetRay | WantRay | KeepStandby
 )  # fmt: skip
 AnyMessage = (
     PlainQuestion | BeginJob | StartProcess | Answer | Failure

@@ -11,9 +11,10 @@ import msgspec
 
 from ferrule.cluster.client import ask_member
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import DescribeDevices
+from ferrule.cluster.messages import DescribeDevices, ProbeDevice
 from ferrule.cluster.records import Member
 from ferrule.engine.device_names import CPU, parse_device
+from ferrule.engine.device_probe import PROBE_SECONDS
 from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.errors import ClusterError, LinkError
 from ferrule.plan import DeviceSpec
@@ -23,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 DEVICE_SECONDS = 180.0
 """For a host to describe itself: the first time it measures."""
+ASK_SECONDS = 2 * PROBE_SECONDS + 5.0
+"""For a probe: another model may ask for one at that moment."""
 
 
 class HostDevices:
@@ -72,6 +75,17 @@ class HostDevices:
         report = msgspec.structs.replace(report, host=replace(report.host, host=member.name), notes=notes)
         self._reports[member.host, names] = report = _with(report, report.devices, member.name)
         return report
+
+
+async def probe_of(home: ClusterHome, members: Sequence[Member], host: str, device: str) -> str:
+    """Why that device of the member that is called ``host`` cannot be used now; empty where it can."""
+    member = next((each for each in members if each.name == host), None)
+    if member is None:
+        return f"{host} is not there"
+    try:
+        return await ask_member(home, member, ProbeDevice(device), timeout=ASK_SECONDS)
+    except ClusterError as error:
+        return str(error)
 
 
 def without(devices: Sequence[DeviceSpec], lost: Collection[str]) -> tuple[DeviceSpec, ...]:
