@@ -17,6 +17,7 @@ from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.planner import ClusterPlanner
 from ferrule.cluster.messages import DescribeDevices, ProbeDevice
 from ferrule.cluster.records import Member
+from ferrule.engine.host.lost_devices import used_of
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.messages import DeviceLost
 from ferrule.engine.options import EngineOptions, RankOptions
@@ -209,6 +210,12 @@ def test_the_model_moves_back_to_a_device_that_its_host_says_is_back(monkeypatch
     assert planner.placed.hosts == ("b",)
     assert better(found) is None
     assert planner._lost.all == frozenset()
+
+
+def test_a_device_that_is_back_but_not_used_is_not_told_of() -> None:
+    back = {("b", "cuda:0"), ("b", "cuda:1"), ("a", "xpu")}
+    assert used_of(back, ["b", "a"], ["cuda:1", "xpu:0"]) == {("b", "cuda:1"), ("a", "xpu")}
+    assert used_of(back, ["a", "c"], ["cpu", "cuda:0"]) == frozenset()
 
 
 def test_a_report_names_the_devices_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

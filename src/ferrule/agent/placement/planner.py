@@ -20,7 +20,7 @@ from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
 from ferrule.engine.device_names import CPU
 from ferrule.engine.host.device_returns import DeviceReturns
-from ferrule.engine.host.lost_devices import DeviceOfHost, LostDevices
+from ferrule.engine.host.lost_devices import DeviceOfHost, LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
@@ -125,8 +125,10 @@ class ClusterPlanner:
             _log.info("whether there is a better place for the model cannot be told: %s", error)
             return None
         better = self._weighed[1]
+        if better is not None and (placed := self._placement(better)).devices:
+            back = used_of(back, placed.hosts, placed.devices)  # it may be better for another reason
         if better is not None and back:
-            better = replace(better, note="; ".join(filter(None, (better.note, self._lost.told_of_return(back)))))
+            better = self._lost.returning(better, back)
             self._returns.offer(better, back)
         return better
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ferrule.config import environment, move_back_seconds
 from ferrule.engine.device_probe import probe_here
 from ferrule.engine.host.device_returns import DeviceReturns
-from ferrule.engine.host.lost_devices import LostDevices
+from ferrule.engine.host.lost_devices import LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks
@@ -124,15 +124,15 @@ class LocalPlanner:
                 )
         return await self._around(self._lost, options)
 
-    async def _around(self, lost: LostDevices, options: RankOptions, back: str = "") -> Deployment:
-        """Without what is ``lost``. ``back``: on devices that are not, for people. Raises `PlanError`."""
+    async def _around(self, lost: LostDevices, options: RankOptions, *, running: bool = False) -> Deployment:
+        """Without what is ``lost``. ``running``: the model takes memory now. Raises `PlanError`."""
         if self._choice is None or self._spec is None:
-            return self._with_devices(lost, options, back)
+            return self._with_devices(lost, options, running=running)
         plan = await self._planned(self._choice, self._spec, lost)
         threads = rank_threads(self._choice.threads, plan.world_size)
         options = replace(options, plan=plan, device=",".join(plan.devices), threads=threads)
         note = lost.told_with(plan.devices) if lost.of("") else ""
-        return Deployment(options, self._starter, self._starter, "; ".join(filter(None, (note, back))))
+        return Deployment(options, self._starter, self._starter, note)
 
     async def _planned(self, choice: DeviceChoice, spec: ModelSpec, lost: LostDevices) -> Plan:
         gone = lost.of("")
@@ -145,16 +145,16 @@ class LocalPlanner:
                 raise lost.refusal(error) from None
         return self._plans[gone]
 
-    def _with_devices(self, lost: LostDevices, options: RankOptions, back: str) -> Deployment:
+    def _with_devices(self, lost: LostDevices, options: RankOptions, *, running: bool) -> Deployment:
         """Raises `PlanError` where the devices that are left have too little memory."""
         size = options.plan.world_size
         hosts = ["" if self._lab is None else self._lab.name(rank % self._lab.size) for rank in range(size)]
         found = lost.around(options, hosts)
         if found is None:
-            return Deployment(options, self._starter, self._starter, back)
-        if self._spec is not None and self._lab is None and not back:
+            return Deployment(options, self._starter, self._starter)
+        if self._spec is not None and self._lab is None and not running:
             lost.check_room(self._spec, found, hosts, {"": memory_free()[0]})
-        return Deployment(found.options, self._starter, self._starter, "; ".join(filter(None, (found.note, back))))
+        return Deployment(found.options, self._starter, self._starter, found.note)
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         """With devices that are back: as the user said, or where the planner chose and it is worth it."""
@@ -162,7 +162,7 @@ class LocalPlanner:
         if not back:
             return None
         try:
-            found = await self._around(self._lost.without(back), options, self._lost.told_of_return(back))
+            found = await self._around(self._lost.without(back), options, running=True)
         except PlanError as error:
             _log.info("the model stays where it is: %s", error)
             return None
@@ -172,6 +172,8 @@ class LocalPlanner:
             plans = found.options.plan, now.options.plan
             if await asyncio.to_thread(self._choice.times_as_fast, self._spec, *plans) < MOVE_WORTH:
                 return None
+            back = used_of(back, [""] * len(plans[0].devices), plans[0].devices)
+        found = self._lost.returning(found, back)
         self._returns.offer(found, back)
         return found
 

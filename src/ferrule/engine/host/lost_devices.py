@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ferrule.engine.device_names import AUTO, CPU, device_of, parse_device
-from ferrule.engine.host.placement import Loss
+from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.restart_policy import CRASH_SECONDS
 from ferrule.engine.options import RankOptions
 from ferrule.errors import PlanError
@@ -24,6 +24,13 @@ RETURN_SECONDS = 86400.0
 time the model moves twice."""
 DeviceOfHost = tuple[str, str]
 """A host and the name of its device."""
+
+
+def used_of(back: Collection[DeviceOfHost], hosts: Sequence[str], devices: Sequence[str]) -> frozenset[DeviceOfHost]:
+    """Those of ``back``, which may be whole kinds, that ranks on ``devices`` of ``hosts`` use."""
+    used = set(zip(hosts, devices, strict=True))
+    used |= {(host, parse_device(device)[0]) for host, device in used}
+    return frozenset(used.intersection(back))
 
 
 class Deviation(NamedTuple):
@@ -146,9 +153,11 @@ class LostDevices:
         places = ", ".join(f"rank {rank} on {device}" for rank, device in enumerate(devices))
         return f"{self.told()}, so the model runs with {places}"
 
-    def told_of_return(self, back: Collection[DeviceOfHost]) -> str:
-        """That those which are ``back`` are used again, for people."""
-        return f"{' and '.join(f'{name} of {host}' if host else name for host, name in sorted(back))} is back in use"
+    @staticmethod
+    def returning(deployment: Deployment, back: Collection[DeviceOfHost]) -> Deployment:
+        """A ``deployment`` whose note tells that those which are ``back`` are used again."""
+        told = f"{' and '.join(f'{name} of {host}' if host else name for host, name in sorted(back))} is back in use"
+        return replace(deployment, note="; ".join(filter(None, (deployment.note, told))))
 
     def refusal(self, error: PlanError) -> PlanError:
         """``error`` about the devices that are left, with what is lost."""
