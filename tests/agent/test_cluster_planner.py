@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ferrule.agent.placement import devices as host_devices
 from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.cores import HostCores
 from ferrule.agent.placement.planner import ClusterPlanner, _rather_here
@@ -52,9 +53,9 @@ class FakeCluster:
         """By host id, the command that installs the engine where it lacks."""
         self.kernels = {member.host: f"boot of {member.name}" for member in MEMBERS}
         monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
-        monkeypatch.setattr(cluster_planner, "ask_member", self.ask_member)
+        monkeypatch.setattr(host_devices, "ask_member", self.ask_member)
         monkeypatch.setattr(cluster_planner, "ask_all", self.ask_all)
-        monkeypatch.setattr(cluster_planner, "parse_report", lambda text, origin: text_of[text])
+        monkeypatch.setattr(host_devices, "parse_report", lambda text, origin: text_of[text])
         monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
 
     async def ask_here(self, home, question):
@@ -250,7 +251,7 @@ def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec
     async def mute(home, member, what, **arguments):
         raise ClusterError("no torch there")
 
-    monkeypatch.setattr(cluster_planner, "ask_member", mute)
+    monkeypatch.setattr(host_devices, "ask_member", mute)
     with pytest.raises(ModelUnavailable, match="no host could be asked"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
 

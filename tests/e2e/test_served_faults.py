@@ -107,7 +107,7 @@ def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_devi
 ) -> None:
     away = tmp_path / "away"
     command = ("--demo", "--tp", "2", "--device", "cpu,emulated", "--dtype", "float32")
-    server = start_server(*command, env={LOST: str(away)})
+    server = start_server(*command, env={LOST: str(away), "FERRULE_MOVE_BACK": "1"})
     try:
         assert "emulated:0" in server.output
         whole = ask(server, "greedy", tokens=40)
@@ -130,6 +130,15 @@ def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_devi
         assert (health["status"], health["recoveries"]) == ("ok", 3)
         assert health["note"] == "emulated:0 stays lost, so the model runs with rank 0 on cpu, rank 1 on cpu"
         assert health["note"] in server.output
+        (away / "0").unlink()
+
+        def back() -> bool:
+            assert ask(server, "greedy", tokens=40) == whole, "answers go on while it moves"
+            return bool(server.health().json().get("note") == "emulated:0 is back in use")
+
+        wait_until(back, 150, "the model is back on its device")
+        assert "emulated:0 answers again" in server.output
+        assert ask(server, "greedy", tokens=40) == whole
     finally:
         server.stop()
 

@@ -28,6 +28,8 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.peers import LOST_SECONDS
 from ferrule.cluster.state import ClusterState
 from ferrule.config import outer_environment
+from ferrule.engine.device_names import parse_device
+from ferrule.engine.device_probe import probe_here
 from ferrule.errors import ClusterError, FerruleError
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,8 @@ class Agent:
         self._reporter = Reporter()
         self._reporting = asyncio.Lock()
         self._measuring = asyncio.Lock()
-        self._described: tuple[float, str] | None = None
+        self._probing = asyncio.Lock()
+        self._described: tuple[str, float, str] | None = None
 
     async def run(self, ready: Callable[[int, Sequence[str]], None]) -> None:
         """Until it is stopped. ``ready`` is called with its port and addresses when others can reach it.
@@ -215,8 +218,12 @@ class Agent:
             case messages.GetReport():
                 async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
                     return await asyncio.to_thread(self._reporter.report, self.ray.status())
-            case messages.DescribeDevice():
-                return await self._device()
+            case messages.DescribeDevices(devices=devices):
+                return await self._devices(devices)
+            case messages.ProbeDevice(device=device):
+                parse_device(device)
+                async with self._probing:  # one process at a time, whoever asks
+                    return await probe_here(device)
             case messages.GetModels():
                 return self.servers.status()
             case messages.GetDesiredModels():
@@ -243,12 +250,12 @@ class Agent:
                 assert_never(question)
         return None
 
-    async def _device(self) -> str:
-        """Device description of this host for the planner; the first time it is measured, which takes seconds."""
+    async def _devices(self, names: str) -> str:
+        """Description of this host's devices for the planner; measured the first time, which takes seconds."""
         async with self._measuring:
-            if self._described is None or time.monotonic() - self._described[0] > DESCRIBED_SECONDS:
-                self._described = time.monotonic(), await described()
-            return self._described[1]
+            if self._described is None or self._described[:1] != (names,) or self._described[1] < time.monotonic():
+                self._described = names, time.monotonic() + DESCRIBED_SECONDS, await described(names)
+            return self._described[2]
 
     # Processes for others
 

@@ -108,8 +108,17 @@ class GetReport(Question[HostReport], frozen=True):
     pass
 
 
-class DescribeDevice(Question[str], frozen=True):
-    """Device description for ``ferrule plan --device-json``; the first time it is measured, which takes seconds."""
+class DescribeDevices(Question[str], frozen=True):
+    """A host's devices that ``devices`` allows, as ``--device`` names them, for the planner: a `HostReport` of
+    `plan.cluster` in JSON. The first time they are measured, which takes seconds."""
+
+    devices: str
+
+
+class ProbeDevice(Question[str], frozen=True):
+    """Why that device of the host that is asked cannot be used now; empty where it can."""
+
+    device: Name
 
 
 class GetModels(Question[tuple[ModelStatus, ...]], frozen=True):
@@ -238,8 +247,8 @@ class KeepStandby(Question[StandbyKept], frozen=True):
 
 
 PlainQuestion = (
-    GetStatus | GetReport | DescribeDevice | GetModels | GetDesiredModels | TellModelState | WriteModel | GetReachable
-    | Leave | StopAgent | GetRay | WantRay | KeepStandby
+    GetStatus | GetReport | DescribeDevices | ProbeDevice | GetModels | GetDesiredModels | TellModelState | WriteModel
+    | GetReachable | Leave | StopAgent | GetRay | WantRay | KeepStandby
 )  # fmt: skip
 AnyMessage = (
     PlainQuestion | BeginJob | StartProcess | Answer | Failure

@@ -29,7 +29,7 @@ def model_settings(environ: Mapping[str, str]) -> ModelSettings:
 
 
 def move_back_seconds(environ: Mapping[str, str]) -> float | None:
-    """``FERRULE_MOVE_BACK``: how long hosts must have been up before a cluster's model moves to them; None: never."""
+    """``FERRULE_MOVE_BACK``: how long hosts and devices must have been up before a model moves to them; None: never."""
     if environ.get("FERRULE_MOVE_BACK", "").strip().lower() == "never":
         return None
     return read_seconds(environ, "FERRULE_MOVE_BACK", DEFAULT_MOVE_BACK)

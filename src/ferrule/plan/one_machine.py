@@ -92,3 +92,13 @@ def split_advice(model: ModelSpec, plan: Plan, devices: Sequence[DeviceSpec], *,
     if plan.world_size > 1 and single.prediction.fits and times is not None and times >= WORTH_IT:
         told.append(f"{single.plan.devices[0]} alone should be {times:.2f} times as fast as this split")
     return told
+
+
+def times_as_fast(model: ModelSpec, plan: Plan, than: Plan, devices: Sequence[DeviceSpec], *, context: int) -> float:
+    """How many times as fast tokens of one stream come with ``plan`` as with another one, on ``devices`` of one
+    machine."""
+    cluster = ClusterSpec(tuple(devices), tuple(pairs_of_host(devices)))
+    tokens = min(context, model.max_context)
+    question = Question(model, cluster, Workload(context=tokens, prompt=min(_PROMPT, tokens)), runnable_only=True)
+    seconds = [predicted(question, each).prediction.token_seconds for each in (plan, than)]
+    return seconds[1] / seconds[0]

@@ -19,6 +19,7 @@ from ferrule.model.gguf import SIZES
 ARCHITECTURES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
 }  # fmt: skip
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o")]
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -96,13 +97,17 @@ def keys(writer: GGUFWriter, architecture: str, config: Any) -> None:
     writer.add_feed_forward_length(told["intermediate_size"])
     writer.add_context_length(told["max_position_embeddings"])
     writer.add_head_count(told["num_attention_heads"])
-    writer.add_head_count_kv(1 if told.get("kv_lora_rank") else told["num_key_value_heads"])
+    heads = 1 if told.get("kv_lora_rank") else told["num_key_value_heads"]
+    if "conv_L_cache" in told:  # llama.cpp's conversion of LFM2: layers of convolutions have no heads
+        heads = [heads if each == "full_attention" else 0 for each in told["layer_types"]]
+        writer.add_shortconv_l_cache(told["conv_L_cache"])
+    writer.add_head_count_kv(heads)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
     if "norm_epsilon" in told:
         writer.add_layer_norm_eps(told["norm_epsilon"])
     else:
-        writer.add_layer_norm_rms_eps(told["rms_norm_eps"])
+        writer.add_layer_norm_rms_eps(told.get("rms_norm_eps") or told["norm_eps"])
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(told["num_experts_per_tok"])
@@ -117,6 +122,7 @@ def keys(writer: GGUFWriter, architecture: str, config: Any) -> None:
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
         ("first_k_dense_replace", writer.add_leading_dense_block_count),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
         ("n_shared_experts", writer.add_expert_shared_count),
         ("n_group", writer.add_expert_group_count),
@@ -214,6 +220,18 @@ def _pieces(architecture: str, config: Any, key: str, array: np.ndarray[Any, Any
             (key.replace("kv_b_proj", "k_b_proj"), heads[:, :width].transpose(0, 2, 1)),
             (key.replace("kv_b_proj", "v_b_proj"), heads[:, width:]),
         ]
+    if architecture.startswith("lfm2"):  # llama.cpp's conversion/lfm2.py
+        if ".conv.conv." in key:
+            return [(key, array[:, 0])]
+        if key.endswith("expert_bias"):
+            return [(f"{key}.bias", array)]
+        if key.endswith("experts.gate_up_proj"):
+            stem = key.removeprefix("model.").removesuffix("gate_up_proj")
+            return [
+                (f"{stem}{part}.weight", each) for part, each in zip(("w1", "w3"), np.split(array, 2, 1), strict=True)
+            ]
+        if key.endswith("experts.down_proj"):
+            return [(f"{key.removeprefix('model.').removesuffix('down_proj')}w2.weight", array)]
     if "e_score_correction_bias" in key:
         return [(key.replace("e_score_correction_bias", "e_score_correction.bias"), array)]
     if "shared_expert_gate" in key:

@@ -37,6 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"v_head_dim": 8, **EXPERTS},
     "deepseek_v3": {"v_head_dim": 8, **EXPERTS},
     "glm4_moe": EXPERTS,
+    "lfm2_moe": {**EXPERTS, "tie_word_embeddings": True},
 }
 """Changes that leave out what no GGUF file can say of them; halves of all matrices divide into blocks of 32."""
 WIDE = {"intermediate_size": 128}
@@ -280,6 +281,28 @@ def test_a_number_that_cannot_be_is_refused_before_anything_is_made_of_it(key: s
     base, place = (each.__array_interface__["data"][0] for each in (reader.data, reader.fields[key].parts[-1]))
     content = bytearray(file.read_bytes())
     content[place - base : place - base + 4] = value.to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(FerruleError, match=r"model\.gguf"):
+        run_split(file, plan_for(file, 1, 1), lambda model, world: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("lfm2", "lfm2.shortconv.l_cache", 0),
+        ("lfm2", "lfm2.shortconv.l_cache", 5),
+        ("lfm2", "lfm2.attention.head_count_kv", 4),
+    ],
+)
+def test_numbers_of_recurrent_layers_that_cannot_be_are_refused(
+    name: str, key: str, value: int, tmp_path: Path
+) -> None:
+    file, _ = write(name, tmp_path / name)
+    content, reader = bytearray(file.read_bytes()), gguf.GGUFReader(file)
+    base = reader.data.__array_interface__["data"][0]
+    for part in reader.fields[key].data:
+        place = reader.fields[key].parts[part].__array_interface__["data"][0] - base
+        content[place : place + 4] = value.to_bytes(4, "little")
     file.write_bytes(content)
     with pytest.raises(FerruleError, match=r"model\.gguf"):
         run_split(file, plan_for(file, 1, 1), lambda model, world: None)

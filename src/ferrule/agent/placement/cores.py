@@ -46,11 +46,14 @@ def _own_cpus(host: HostCores, hosts: Mapping[str, HostCores]) -> float:
 def _by_share(report: HostReport, part: float) -> HostReport:
     if part == 1:
         return report
-    note = f"{report.device.name} shares its machine with other hosts: it counts with {part:.0%} of that"
-    device = replace(
-        report.device,
-        memory=int(report.device.memory * part),
-        memory_bandwidth=report.device.memory_bandwidth * part,
-        flops={dtype: rate * part for dtype, rate in report.device.flops.items()},
+    note = f"{report.host.host} shares its machine with other hosts: it counts with {part:.0%} of that"
+    first, *others = (
+        replace(
+            device,
+            memory=int(device.memory * part),
+            memory_bandwidth=device.memory_bandwidth * part,
+            flops={dtype: rate * part for dtype, rate in device.flops.items()},
+        )
+        for device in (report.device, *report.others)
     )
-    return msgspec.structs.replace(report, device=device, notes=(*report.notes, note))
+    return msgspec.structs.replace(report, device=first, others=tuple(others), notes=(*report.notes, note))

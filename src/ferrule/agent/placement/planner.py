@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
+from ferrule.agent.placement.devices import HostDevices, probe_of
 from ferrule.agent.placement.ranks import ClusterStarter
 from ferrule.agent.placement.standby import ClusterStandby
-from ferrule.cluster.client import ask_all, ask_here, ask_member
+from ferrule.cluster.client import ask_all, ask_here
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import DescribeDevice, GetReachable, GetReport, GetStatus
+from ferrule.cluster.messages import GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
 from ferrule.engine.device_names import CPU
-from ferrule.engine.host.lost_devices import LostDevices
+from ferrule.engine.host.device_returns import DeviceReturns
+from ferrule.engine.host.lost_devices import DeviceOfHost, LostDevices, used_of
+from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
+from ferrule.errors import ClusterError, ConfigError, FerruleError, ModelUnavailable
 from ferrule.model import ModelSpec
 from ferrule.plan import (
     BUILT_IN_ENGINE,
@@ -36,33 +39,32 @@ from ferrule.plan import (
     predicted,
     search,
 )
-from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports, parse_report
+from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports
 from ferrule.plan.cost import calibrated, read_calibrations
 from ferrule.plan.explain import WORTH_IT, verdict
 
 _log = logging.getLogger(__name__)
 
-DEVICE_SECONDS = 180.0
-"""For a host to describe itself: the first time it measures."""
-MOVE_WORTH = 1.2
 REACH_SECONDS = 1.0
 REPORT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Placement decision: rank r on ``hosts[r]``; ``prediction``: None where the user said how to split."""
+    """Placement decision: rank r on ``hosts[r]``, and if the planner chose, on ``devices[r]`` there; ``prediction``:
+    None where the user said how to split."""
 
     plan: Plan
     hosts: tuple[str, ...]
     prediction: Prediction | None
     notes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 class ClusterPlanner:
     """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
     user (``split``) the ranks are spread over the hosts in turn; with a ``saved`` plan they go where that says; else
-    the planner chooses."""
+    the planner chooses, among the devices that ``options.device`` allows on each."""
 
     def __init__(
         self,
@@ -80,10 +82,14 @@ class ClusterPlanner:
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
-        self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Deployment | None] | None = None
+        self._weighed: tuple[object, Deployment | None] | None = None
         self._spec: ModelSpec | None = None
+        self._devices = HostDevices(home, options.device)
         self._reports: dict[str, HostReport] = {}
+        """By host id, of every host that was described since the model came up."""
         self._lost = LostDevices()
+        self._returns = DeviceReturns(self._lost, self._probe, self._steady)
+        self._up: Sequence[Member] = ()
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
@@ -95,55 +101,74 @@ class ClusterPlanner:
             members = await self._members()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
+        self._returns.settled()
         if loss is not None:
             self._lost.note(loss, time.monotonic())
-        deployment = await self._deployment(options, members, fresh=loss is None)
+        deployment = await self._deployment(options, members, self._lost, fresh=loss is None)
         self.chosen(deployment)
         return deployment
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
-        """With hosts that have been up for `FERRULE_MOVE_BACK`: on more of them where the user said how to split, else
-        where the planner expects tokens to come `MOVE_WORTH` times as fast."""
+        """With hosts that have been up, and devices that have been back for `FERRULE_MOVE_BACK`: on more of them where
+        the user said how to split, else where the planner expects tokens to come `MOVE_WORTH` times as fast."""
         if self._steady is None:
             return None
         try:
-            members = await self._steady_members(self._steady)
-            question = (tuple(member.host for member in members), now.starter)
+            self._up = members = await self._steady_members(self._steady)
+            back = await self._returns.look()
+            question = (tuple(member.host for member in members), now.starter, now.options.device, back)
             if self._weighed is None or self._weighed[0] != question:
-                found = await self._deployment(options, members, fresh=False) if members else None
-                self._weighed = question, found if found is not None and self._is_better(found, now) else None
+                lost = self._lost.without(back)
+                found = await self._deployment(options, members, lost, fresh=False) if members else None
+                self._weighed = question, found if found is not None and self._is_better(found, now, back) else None
         except FerruleError as error:
             _log.info("whether there is a better place for the model cannot be told: %s", error)
             return None
-        return self._weighed[1]
+        better = self._weighed[1]
+        if better is not None and (placed := self._placement(better)).devices:
+            back = used_of(back, placed.hosts, placed.devices)  # it may be better for another reason
+        if better is not None and back:
+            better = self._lost.returning(better, back)
+            self._returns.offer(better, back)
+        return better
 
     def chosen(self, deployment: Deployment) -> None:
         self.placed = self._placement(deployment)
+        self._returns.chosen(deployment)
+
+    async def _probe(self, host: str, device: str) -> str:
+        return await probe_of(self._home, self._up, host, device)
 
     def _placement(self, deployment: Deployment) -> Placed:
         return self._placements[deployment.starter, deployment.options.plan]
 
-    def _is_better(self, one: Deployment, now: Deployment) -> bool:
+    def _is_better(self, one: Deployment, now: Deployment, back: Collection[DeviceOfHost]) -> bool:
         new, old = self._placement(one), self._placement(now)
-        if one.starter == now.starter:
+        if one.starter == now.starter and one.options.device == now.options.device:
             return False
         if new.prediction is None or old.prediction is None:
+            if one.starter == now.starter:
+                return bool(back)
             return len(set(new.hosts)) > len(set(old.hosts))
         return old.prediction.token_seconds >= MOVE_WORTH * new.prediction.token_seconds
 
-    async def _deployment(self, options: RankOptions, members: Sequence[Member], *, fresh: bool) -> Deployment:
+    async def _deployment(
+        self, options: RankOptions, members: Sequence[Member], lost: LostDevices, *, fresh: bool
+    ) -> Deployment:
+        """Without what is ``lost``. ``fresh``: as in `HostDevices.described`."""
         assert self._spec is not None
         if self._saved is not None or self._split:
             spread = partial(self._as_saved, self._saved) if self._saved is not None else self._spread
             placed, ranks = spread(self._spec, members)
             cores = await self._cores(members)
         else:
-            reports = await self._described(members, fresh=fresh)
+            reports = await self._devices.described(members, lost, fresh=fresh)
+            self._reports = reports if fresh else self._reports | reports
             members = [member for member in members if member.host in reports]
             if not members:
                 raise ModelUnavailable("no host could be asked what it has")
             # In a thread: it may take a second, in which answers of a model that runs must go on.
-            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members)
+            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members, lost)
             cores = {host: HostCores(each.host.kernel, each.host.cpus) for host, each in self._reports.items()}
         threads = rank_threads([member.host for member in ranks], cores)
         if self._options.threads is not None:
@@ -151,11 +176,20 @@ class ClusterPlanner:
         starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
         self._placements[starter, placed.plan] = placed
         options = replace(options, plan=placed.plan)
-        found = self._lost.around(options, placed.hosts)
+        if placed.devices:
+            return Deployment(_on(options, placed.devices), starter, self.standby, self._note(placed, lost))
+        found = lost.around(options, placed.hosts)
         if found is None:
             return Deployment(options, starter, self.standby)
-        self._lost.check_room(self._spec, found, placed.hosts, await self._free(ranks))
+        lost.check_room(self._spec, found, placed.hosts, await self._free(ranks))
         return Deployment(found.options, starter, self.standby, found.note)
+
+    def _note(self, placed: Placed, lost: LostDevices) -> str:
+        """For people: which devices of the hosts cannot be used, and what stays lost."""
+        told = lost.told() and lost.told_with(
+            [f"{device} of {host}" for device, host in zip(placed.devices, placed.hosts, strict=True)]
+        )
+        return "; ".join(filter(None, (*self._devices.notes, told)))
 
     async def _steady_members(self, seconds: float) -> list[Member]:
         """Those that have been up for so long, as `_members` has them."""
@@ -186,27 +220,6 @@ class ClusterPlanner:
         for member in lacking:
             _log.warning("no rank is put on %s", _install(member))
         return sorted(there, key=lambda member: (member.host != status.host, member.name))
-
-    async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
-        """Device descriptions of the hosts, by host id. After a loss what is known will do: time counts."""
-        if fresh:
-            self._reports.clear()
-
-        async def one(member: Member) -> None:
-            if member.host in self._reports:
-                return
-            try:
-                told = await ask_member(self._home, member, DescribeDevice(), timeout=DEVICE_SECONDS)
-                report = parse_report(told, member.name)
-            except (ClusterError, LinkError) as error:
-                _log.warning("%s is left out: %s", member.name, error)
-                return
-            # Hosts are called as the cluster calls them.
-            host = replace(report.host, host=member.name)
-            self._reports[member.host] = HostReport(replace(report.device, name=member.name), host, report.notes)
-
-        await asyncio.gather(*map(one, members))
-        return {member.host: self._reports[member.host] for member in members if member.host in self._reports}
 
     async def _cores(self, members: Sequence[Member]) -> dict[str, HostCores]:
         """The processors of each host that answers in time."""
@@ -240,7 +253,9 @@ class ClusterPlanner:
             raise ModelUnavailable(f"the plan needs {_and(missing)}, which cannot be reached now")
         return Placed(plan, saved.hosts, None), [by_name[name] for name in saved.hosts]
 
-    def _chosen(self, spec: ModelSpec, options: RankOptions, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
+    def _chosen(
+        self, spec: ModelSpec, options: RankOptions, members: Sequence[Member], lost: LostDevices
+    ) -> tuple[Placed, list[Member]]:
         reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that
         cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
         known = read_calibrations()
@@ -249,23 +264,34 @@ class ClusterPlanner:
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))
         if answers.best is None:
-            raise ModelUnavailable(_missing(question, members))
+            raise ModelUnavailable("; ".join(filter(None, (lost.told(), _missing(question, members)))))
         best = _rather_here(question, answers.best, members[0].name)
         split = next((each for each in answers.candidates if len(each.plan.devices) > 1), None)
-        by_name = {member.name: member for member in members}
-        ranks = [by_name[device] for device in best.plan.devices]
         plan = best.plan.because(verdict(question, best, answers.single, split))
-        return Placed(plan, plan.devices, best.prediction, cluster.notes), ranks
+        by_name = {member.name: member for member in members}
+        chosen = [cluster.by_name[name] for name in plan.devices]
+        hosts = tuple(device.host_name for device in chosen)
+        devices = tuple(device.device or CPU for device in chosen)
+        placed = Placed(plan, hosts, best.prediction, cluster.notes, devices)
+        return placed, [by_name[host] for host in hosts]
+
+
+def _on(options: RankOptions, devices: Sequence[str]) -> RankOptions:
+    """With a device for each rank; one name where all have the same."""
+    return replace(options, device=",".join(devices if len(set(devices)) > 1 else devices[:1]))
 
 
 def _rather_here(question: Question, best: Candidate, here: str) -> Candidate:
-    """The one host on which the model is served, where one host is to hold it and this one is about as good."""
-    if len(best.plan.devices) > 1 or best.plan.devices == (here,):
+    """The host on which the model is served, where one device is to hold it and one of this host is about as good."""
+    if len(best.plan.devices) > 1 or question.cluster.by_name[best.plan.devices[0]].host_name == here:
         return best
     (stage,) = best.plan.stages
-    own = predicted(question, Plan((replace(stage, devices=(here,)),)))
-    times = question.times_better(best.prediction, own.prediction)
-    return own if own.prediction.fits and times is not None and times < WORTH_IT else best
+    names = [device.name for device in question.cluster.devices if device.host_name == here]
+    for own in (predicted(question, Plan((replace(stage, devices=(name,)),))) for name in names):
+        times = question.times_better(best.prediction, own.prediction)
+        if own.prediction.fits and times is not None and times < WORTH_IT:
+            return own
+    return best
 
 
 def _missing(question: Question, members: Sequence[Member]) -> str:

@@ -53,7 +53,7 @@ class Cut:
 
 _BY_CUT = {
     Cut((_GPT2,)): "gpt-2 gpt2 default olmo mpt jais",
-    Cut((_LLAMA3,), whole=True, begins=True): "llama3 llama-v3 llama-bpe falcon3 pixtral",
+    Cut((_LLAMA3,), whole=True, begins=True): "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2",
     Cut((_LLAMA3,)): "dbrx smaug-bpe glm4 chatglm-bpe",
     Cut((_QWEN2,), composed=True): "qwen2 deepseek-r1-qwen megrez",
     Cut((_O200K,)): "gpt-4o llama4",

@@ -18,7 +18,7 @@ from ferrule.engine.device_names import (
 from ferrule.engine.options import EngineOptions
 from ferrule.errors import PlanError
 from ferrule.model import ModelSpec
-from ferrule.plan import DeviceSpec, Plan, Workload, plan_machine, split_advice
+from ferrule.plan import DeviceSpec, Plan, Workload, plan_machine, split_advice, times_as_fast
 
 CONTEXT = Workload().context
 """Tokens for which there should be room where the user does not say."""
@@ -86,3 +86,10 @@ class DeviceChoice:
             except PlanError:
                 left = more
         return plan_machine(model, *left, context=self._context)
+
+    def times_as_fast(self, model: ModelSpec, plan: Plan, than: Plan) -> float:
+        """How many times as fast as another ``plan`` should be, of what `plan` gave."""
+        devices = self._devices
+        if not any(each.name == CPU for each in devices):
+            devices = (*devices, *self._measure(CPU))
+        return times_as_fast(model, plan, than, devices, context=self._context)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ferrule.engine.host.lost_devices import LostDevices
+from ferrule.config import environment, move_back_seconds
+from ferrule.engine.device_probe import probe_here
+from ferrule.engine.host.device_returns import DeviceReturns
+from ferrule.engine.host.lost_devices import LostDevices, used_of
+from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks
 from ferrule.engine.messages import Start, encode
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from ferrule.lab import Lab
     from ferrule.model import ModelSpec
     from ferrule.plan import Plan
+
+_log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 0.5
 """Time limit for a host of a lab to answer before it counts as cut off."""
@@ -76,7 +83,8 @@ def _kind(options: RankOptions) -> Kind:
 
 class LocalPlanner:
     """Always the same plan: on this machine, where a process that died can be started again, or on the hosts of a
-    ``lab``, as soon as cables lead to all of them. A rank whose device stays lost takes another one of its host.
+    ``lab``, as soon as cables lead to all of them. A rank whose device stays lost takes another one of its host, until
+    that is back.
     ``standby`` and ``expected``: as in `LocalStarter`. With a ``choice`` the planner says on which devices of this
     machine the model runs, and anew when one of them stays lost."""
 
@@ -89,9 +97,11 @@ class LocalPlanner:
         choice: DeviceChoice | None = None,
     ) -> None:
         self._lab, self._choice = lab, choice
-        self._chosen: tuple[tuple[str, ...], Plan] | None = None
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        """Those of the choice, by what is lost."""
         self._starter = LocalStarter(lab, standby=standby, expected=expected)
         self._lost = LostDevices()
+        self._returns = DeviceReturns(self._lost, _probe, move_back_seconds(environment()))
         self._spec: ModelSpec | None = None
 
     def about(self, model: PreparedModel) -> LocalPlanner:
@@ -100,6 +110,7 @@ class LocalPlanner:
         return self
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        self._returns.settled()
         if loss is not None:
             self._lost.note(loss, time.monotonic())
         if loss is not None and self._lab is not None:
@@ -111,41 +122,67 @@ class LocalPlanner:
                     f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
                     f"{len(needed)} hosts; it returns by itself when the cables are back"
                 )
-        if self._choice is not None and self._spec is not None:
-            return await self._planned(self._choice, self._spec, options)
-        return self._with_devices(options)
+        return await self._around(self._lost, options)
 
-    async def _planned(self, choice: DeviceChoice, spec: ModelSpec, options: RankOptions) -> Deployment:
-        lost = self._lost.of("")
-        if self._chosen is None or self._chosen[0] != lost:
-            try:
-                self._chosen = lost, await asyncio.to_thread(choice.plan, spec, lost)
-            except PlanError as error:
-                if not lost:
-                    raise
-                raise self._lost.refusal(error) from None
-        _, plan = self._chosen
-        threads = rank_threads(choice.threads, plan.world_size)
+    async def _around(self, lost: LostDevices, options: RankOptions, *, running: bool = False) -> Deployment:
+        """Without what is ``lost``. ``running``: the model takes memory now. Raises `PlanError`."""
+        if self._choice is None or self._spec is None:
+            return self._with_devices(lost, options, running=running)
+        plan = await self._planned(self._choice, self._spec, lost)
+        threads = rank_threads(self._choice.threads, plan.world_size)
         options = replace(options, plan=plan, device=",".join(plan.devices), threads=threads)
-        note = self._lost.told_with(plan.devices) if lost else ""
+        note = lost.told_with(plan.devices) if lost.of("") else ""
         return Deployment(options, self._starter, self._starter, note)
 
-    def _with_devices(self, options: RankOptions) -> Deployment:
+    async def _planned(self, choice: DeviceChoice, spec: ModelSpec, lost: LostDevices) -> Plan:
+        gone = lost.of("")
+        if gone not in self._plans:
+            try:
+                self._plans[gone] = await asyncio.to_thread(choice.plan, spec, gone)
+            except PlanError as error:
+                if not gone:
+                    raise
+                raise lost.refusal(error) from None
+        return self._plans[gone]
+
+    def _with_devices(self, lost: LostDevices, options: RankOptions, *, running: bool) -> Deployment:
         """Raises `PlanError` where the devices that are left have too little memory."""
         size = options.plan.world_size
         hosts = ["" if self._lab is None else self._lab.name(rank % self._lab.size) for rank in range(size)]
-        found = self._lost.around(options, hosts)
+        found = lost.around(options, hosts)
         if found is None:
             return Deployment(options, self._starter, self._starter)
-        if self._spec is not None and self._lab is None:
-            self._lost.check_room(self._spec, found, hosts, {"": memory_free()[0]})
+        if self._spec is not None and self._lab is None and not running:
+            lost.check_room(self._spec, found, hosts, {"": memory_free()[0]})
         return Deployment(found.options, self._starter, self._starter, found.note)
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
-        return None
+        """With devices that are back: as the user said, or where the planner chose and it is worth it."""
+        back = await self._returns.look()
+        if not back:
+            return None
+        try:
+            found = await self._around(self._lost.without(back), options, running=True)
+        except PlanError as error:
+            _log.info("the model stays where it is: %s", error)
+            return None
+        if found.options.device == now.options.device and found.options.plan == now.options.plan:
+            return None
+        if self._choice is not None and self._spec is not None:
+            plans = found.options.plan, now.options.plan
+            if await asyncio.to_thread(self._choice.times_as_fast, self._spec, *plans) < MOVE_WORTH:
+                return None
+            back = used_of(back, [""] * len(plans[0].devices), plans[0].devices)
+        found = self._lost.returning(found, back)
+        self._returns.offer(found, back)
+        return found
 
     def chosen(self, deployment: Deployment) -> None:
-        pass
+        self._returns.chosen(deployment)
+
+
+async def _probe(host: str, device: str) -> str:
+    return await probe_here(device)  # also of the hosts of a lab, whose devices are this machine's
 
 
 async def _reached(lab: Lab) -> set[int]:

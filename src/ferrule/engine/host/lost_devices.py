@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ferrule.engine.device_names import AUTO, CPU, device_of, parse_device
-from ferrule.engine.host.placement import Loss
+from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.restart_policy import CRASH_SECONDS
 from ferrule.engine.options import RankOptions
 from ferrule.errors import PlanError
@@ -18,6 +18,19 @@ from ferrule.plan import require_room
 MOST_LOSSES = 4
 """A device is not used again that was lost so often within `CRASH_SECONDS`, or once while a model was loaded: a restart
 of the ranks did not cure it. Less than `restart_policy.MOST_CRASHES`, more than a request may crash."""
+MOST_RETURNS = 3
+RETURN_SECONDS = 86400.0
+"""A device that was used again so often within so many seconds, and then lost, is not tried any more meanwhile: each
+time the model moves twice."""
+DeviceOfHost = tuple[str, str]
+"""A host and the name of its device."""
+
+
+def used_of(back: Collection[DeviceOfHost], hosts: Sequence[str], devices: Sequence[str]) -> frozenset[DeviceOfHost]:
+    """Those of ``back``, which may be whole kinds, that ranks on ``devices`` of ``hosts`` use."""
+    used = set(zip(hosts, devices, strict=True))
+    used |= {(host, parse_device(device)[0]) for host, device in used}
+    return frozenset(used.intersection(back))
 
 
 class Deviation(NamedTuple):
@@ -35,6 +48,7 @@ class LostDevices:
         self._times: dict[tuple[str, str], list[float]] = {}
         self._lost: dict[str, list[str]] = {}
         self._known: dict[str, tuple[str, ...]] = {}
+        self._returned: dict[DeviceOfHost, list[float]] = {}
 
     def note(self, loss: Loss, now: float) -> None:
         """At ``now``, in seconds of a clock that only runs forward."""
@@ -49,6 +63,40 @@ class LostDevices:
     def of(self, host: str) -> tuple[str, ...]:
         """Those of ``host`` that stay lost."""
         return tuple(self._lost.get(host, ()))
+
+    @property
+    def all(self) -> frozenset[DeviceOfHost]:
+        """Those that stay lost."""
+        return frozenset((host, name) for host, names in self._lost.items() for name in names)
+
+    def without(self, back: Collection[DeviceOfHost]) -> LostDevices:
+        """As if those that are ``back`` were not lost."""
+        found = LostDevices()
+        found._known, found._returned = self._known, self._returned
+        found._lost = {host: [name for name in lost if (host, name) not in back] for host, lost in self._lost.items()}
+        return found
+
+    def use_again(self, back: Collection[DeviceOfHost], now: float) -> None:
+        """They are back, and used from ``now`` on."""
+        self._lost = self.without(back)._lost
+        for device in back:
+            self._times.pop(device, None)
+            self._returned[device] = [at for at in self._returned.get(device, []) if now - at < RETURN_SECONDS]
+            self._returned[device].append(now)
+
+    def withdraw(self, back: Collection[DeviceOfHost]) -> None:
+        """They were not, after all."""
+        for host, name in sorted(back):
+            if name not in self._lost[host]:
+                self._lost[host].append(name)
+
+    def returns(self, device: DeviceOfHost, now: float) -> int:
+        """How often it was used again of late."""
+        return sum(now - at < RETURN_SECONDS for at in self._returned.get(device, []))
+
+    def given_up(self, device: DeviceOfHost, now: float) -> bool:
+        """Whether that was so often that it is not tried any more."""
+        return self.returns(device, now) >= MOST_RETURNS
 
     def instead(self, names: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
         """For each rank the device that it takes, of what was wanted (``names``) on its host: the same, or where that
@@ -92,12 +140,24 @@ class LostDevices:
         """All that stay lost, for people; empty where there are none."""
         parts = (" and ".join(lost) + (f" of {host}" if host else "") for host, lost in self._lost.items() if lost)
         found = ", ".join(parts)
-        return f"{found} stays lost" if found else ""
+        flapping = [
+            f"{name} of {host}" if host else name
+            for host, name in sorted(self.all)
+            if len(self._returned.get((host, name), [])) >= MOST_RETURNS
+        ]
+        gone = f" ({' and '.join(flapping)} came back {MOST_RETURNS} times only to be lost again)" if flapping else ""
+        return f"{found} stays lost{gone}" if found else ""
 
     def told_with(self, devices: Sequence[str]) -> str:
         """The same, and the ``devices`` that ranks have instead."""
         places = ", ".join(f"rank {rank} on {device}" for rank, device in enumerate(devices))
         return f"{self.told()}, so the model runs with {places}"
+
+    @staticmethod
+    def returning(deployment: Deployment, back: Collection[DeviceOfHost]) -> Deployment:
+        """A ``deployment`` whose note tells that those which are ``back`` are used again."""
+        told = f"{' and '.join(f'{name} of {host}' if host else name for host, name in sorted(back))} is back in use"
+        return replace(deployment, note="; ".join(filter(None, (deployment.note, told))))
 
     def refusal(self, error: PlanError) -> PlanError:
         """``error`` about the devices that are left, with what is lost."""

@@ -1,4 +1,4 @@
-"""Migration: while a model runs, keep standby processes ready, and decide when it moves to better hosts."""
+"""Migration: while a model runs, keep standby processes ready, and decide when it moves to a better place."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ LONGEST_LOAD = 120.0
 """A model that took longer to load stays where it is: requests would wait for too long."""
 AGAIN_SECONDS = 600.0
 """After a move that failed, before the same one is tried again."""
+MOVE_WORTH = 1.2
+"""Where the planner chose, it must expect tokens to come so many times as fast elsewhere."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class MigrationMonitor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planner, self._options, self._idle, self._clock = planner, options, idle, clock
-        self._failed: list[tuple[RankStarter, float]] = []
+        self._failed: list[tuple[RankStarter, str, float]] = []
 
     async def until_better(self, now: Deployment, load_seconds: float) -> Deployment:
         """Watch a deployment that took ``load_seconds`` to load; returns one to move to, when the moment is good."""
@@ -56,7 +58,7 @@ class MigrationMonitor:
 
     def failed(self, deployment: Deployment) -> None:
         """It could not be moved there."""
-        self._failed.append((deployment.starter, self._clock()))
+        self._failed.append((deployment.starter, deployment.options.device, self._clock()))
 
     async def _better(self, now: Deployment) -> Deployment | None:
         try:
@@ -64,9 +66,10 @@ class MigrationMonitor:
         except Exception:  # noqa: BLE001 - what only makes things better must not end them
             _log.exception("whether there is a better place for the model cannot be told")
             return None
-        self._failed = [(starter, at) for starter, at in self._failed if self._clock() - at < AGAIN_SECONDS]
-        failed = better is not None and any(starter == better.starter for starter, _ in self._failed)
-        return None if failed else better
+        self._failed = [each for each in self._failed if self._clock() - each[-1] < AGAIN_SECONDS]
+        if better is not None and (better.starter, better.options.device) in [each[:2] for each in self._failed]:
+            return None
+        return better
 
     async def _good_moment(self, better: Deployment) -> None:
         deadline = self._clock() + READY_SECONDS

@@ -222,14 +222,14 @@ class RankSupervisor:
         assert before is not None
         self.moving = True
         try:
-            await self._take_down(ranks, Loss(EngineError("the model moves to other hosts"), (), (), crashed=False))
+            await self._take_down(ranks, Loss(EngineError("the model moves to a better place"), (), (), crashed=False))
             try:
                 moved = await self._launch(better, RETURN_TIMEOUT)
             except (FerruleError, RanksLostError) as error:
-                _log.warning("the model could not move to other hosts, so it goes back: %s", error)
+                _log.warning("the model could not move to a better place, so it goes back: %s", error)
                 self._migration.failed(better)
             else:
-                _log.info("the model moved to other hosts within %.1f s", self._clock() - begun)
+                _log.info("the model moved to a better place within %.1f s", self._clock() - begun)
                 return moved
             try:
                 return await self._launch(before, RETURN_TIMEOUT)

@@ -5,6 +5,7 @@ from ferrule.plan.cluster.inventory import cluster_of_inventories
 from ferrule.plan.cluster.live import (
     HostReport,
     cluster_of_reports,
+    described_host,
     devices_here,
     live_cluster,
     parse_report,
@@ -26,6 +27,7 @@ __all__ = [
     "cluster_from_profile",
     "cluster_of_inventories",
     "cluster_of_reports",
+    "described_host",
     "devices_here",
     "live_cluster",
     "machine_of_ranks",

@@ -22,7 +22,7 @@ from ferrule.plan.cluster.profile import Ends, join_rails
 from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
 from ferrule.plan.device.benchmark import Figures
-from ferrule.plan.device.measure import alike, device_from, free_now, measure_figures
+from ferrule.plan.device.measure import TIMEOUT, alike, device_from, free_now, measure_figures
 
 REMOTE_COMMAND = "plan --device-json"
 REMOTE_TIMEOUT = 180.0
@@ -31,8 +31,8 @@ _BEGIN = '{"ferrule_device"'
 
 
 class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1):
-    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more GPUs of that kind,
-    named alike. The tag is the format's version."""
+    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more of its devices,
+    each with a name of its own or all named alike. The tag is the format's version."""
 
     device: DeviceSpec
     host: RankHost
@@ -42,8 +42,8 @@ class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1)
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:
         """All of them, each with a name of its own."""
-        if not self.others:
-            return (self.device,)
+        if not any(other.name == self.device.name for other in self.others):
+            return (self.device, *self.others)
         name = self.device.name
         return tuple(
             replace(one, name=f"{name}-{number}", host=name) for number, one in enumerate((self.device, *self.others))
@@ -52,7 +52,7 @@ class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1)
 
 def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     """This machine. ``rank``, ``fresh`` and errors: those of `measure_figures`."""
-    host = replace(this_host("auto"), interfaces=own_interfaces())
+    host = described_host()
     figures = measure_figures(rank=rank, fresh=fresh)
     device, *others = (device_from(one, host.host, free_now(one)) for one in _of_kind(figures, rank=rank, fresh=fresh))
     notes = [*figures.notes]
@@ -61,17 +61,28 @@ def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     return HostReport(device, host, tuple(f"{host.host}: {note}" for note in notes), tuple(others))
 
 
-def _of_kind(figures: Figures, *, rank: str, threads: int | None = None, fresh: bool = False) -> list[Figures]:
+def described_host() -> RankHost:
+    """This machine and its interfaces."""
+    return replace(this_host("auto"), interfaces=own_interfaces())
+
+
+def _of_kind(
+    figures: Figures, *, rank: str, threads: int | None = None, fresh: bool = False, timeout: float = TIMEOUT
+) -> list[Figures]:
     """Those of all devices here of the kind that was measured, which comes first."""
-    unlike = (measure_figures(rank=rank, unit=unit, threads=threads, fresh=fresh) for unit in figures.unlike)
+    unlike = (
+        measure_figures(rank=rank, unit=unit, threads=threads, fresh=fresh, timeout=timeout) for unit in figures.unlike
+    )
     return [*alike(figures), *unlike]
 
 
-def devices_here(unit: str, *, rank: str, threads: int | None = None) -> tuple[DeviceSpec, ...]:
+def devices_here(
+    unit: str, *, rank: str, threads: int | None = None, timeout: float = TIMEOUT
+) -> tuple[DeviceSpec, ...]:
     """Devices of this machine that ``unit`` means, named as units are: "cuda:1" is one, "cuda" all of that kind.
-    ``rank``, ``threads`` and errors: those of `measure_figures`."""
-    figures = measure_figures(rank=rank, unit=unit, threads=threads)
-    found = [figures] if ":" in unit else _of_kind(figures, rank=rank, threads=threads)
+    ``rank``, ``threads``, ``timeout`` and errors: those of `measure_figures`."""
+    figures = measure_figures(rank=rank, unit=unit, threads=threads, timeout=timeout)
+    found = [figures] if ":" in unit else _of_kind(figures, rank=rank, threads=threads, timeout=timeout)
     return tuple(replace(device_from(one, one.unit, free_now(one)), host=gethostname()) for one in found)
 
 

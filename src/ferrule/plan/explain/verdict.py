@@ -34,7 +34,7 @@ def verdict(question: Question, best: Candidate, single: Candidate, split: Candi
     """One sentence about whether to split at all. ``split``: the best plan over several hosts, if there is one."""
     name = single.plan.devices[0]
     devices = question.cluster.devices
-    one = "device" if len(devices) > len({device.host_name for device in devices}) == 1 else "machine"
+    one = "device" if len(devices) > len({device.host_name for device in devices}) else "machine"
     if len(best.plan.devices) > 1:
         lacks = -single.prediction.memory[0].margin
         if lacks > 0:

@@ -6,7 +6,7 @@ llama.cpp's names are those of its ``llama-arch.cpp``; transformers' are those o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ferrule.errors import ModelError
 
@@ -38,6 +38,21 @@ _LAYER = {
 _EXPERTS = {"ffn_gate_inp": "mlp.gate"}
 _SHARED = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
 _CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+_SHORT_CONVOLUTIONS = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_EMBEDDING_NORM = dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
+"""Of LFM2, whose last norm goes by either name."""
 _FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -57,17 +72,22 @@ _LATENT = {
 class Family:
     """``layer``: names within a layer beside `_LAYER`'s. ``turned``: queries and keys are stored in llama.cpp's order
     of rows. ``added``: what norms are stored with added to them. ``transposed``: transformers has the experts' inputs
-    before their outputs, and gate and up alternate."""
+    before their outputs, and gate and up alternate. ``top``: names beside `TOP`'s. ``experts``: where a layer's are.
+    ``convolved``: stored without the dimension of a depthwise convolution's one input."""
 
     layer: dict[str, str] = field(default_factory=dict)
     turned: bool = False
     added: float = 0.0
     transposed: bool = False
+    top: dict[str, str] = field(default_factory=dict)
+    experts: str = "mlp.experts"
+    convolved: frozenset[str] = frozenset()
 
     def name(self, leaf: str) -> str | None:
         return self.layer.get(leaf) or _LAYER.get(leaf)
 
 
+_LFM2 = Family(_SHORT_CONVOLUTIONS, top=_EMBEDDING_NORM, convolved=frozenset({"shortconv.conv"}))
 _GEMMA = Family({}, added=1.0)
 _DEEPSEEK = Family({**_LATENT, **_EXPERTS, **_SHARED, **_CORRECTED})
 
@@ -109,11 +129,21 @@ FAMILIES: dict[str, Family] = {
             "ffn_up": "mlp.gate_up_proj",
         }
     ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        layer={
+            **_SHORT_CONVOLUTIONS,
+            "ffn_gate_inp": "feed_forward.gate",
+            "exp_probs_b": "feed_forward.expert_bias",
+        },
+        experts="feed_forward.experts",
+    ),
     "glm4_moe": Family({"post_attention_norm": "post_attention_layernorm", **_EXPERTS, **_SHARED, **_CORRECTED}),
 }
 """By transformers' ``model_type``, as `ferrule.model.gguf.gguf_config` tells it."""
 
-NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias"})
+NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias"})
 """Bare parameters, whose names end without ``.weight`` or ``.bias``."""
 
 

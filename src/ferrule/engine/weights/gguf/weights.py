@@ -40,7 +40,7 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
         elif layer and leaf in ("attn_k_b", "attn_v_b"):
             groups[f"{layer}latent"][leaf] = tensor
         else:
-            key = f"{layer}{family.name(leaf)}" if layer else TOP.get(leaf)
+            key = f"{layer}{family.name(leaf)}" if layer else family.top.get(leaf) or TOP.get(leaf)
             if key is not None and (not layer or family.name(leaf)):
                 _add(found, _single(key, leaf, suffix, tensor, family, config, file), file)
     for group, parts in groups.items():
@@ -78,6 +78,13 @@ def _single(
         key = f"{key}.{suffix}" if suffix else key
     if key.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:
         tensor = replace(tensor, shape=(1, *tensor.shape))
+    if leaf in family.convolved and suffix == "weight":
+        if len(tensor.shape) != 2:
+            raise ModelError(
+                f"{file}: {tensor.name} has the shape {list(tensor.shape)}, as no convolution of channels has"
+            )
+        channels, taps = tensor.shape
+        return make(key, {"weight": tensor}, (channels, 1, taps), axes=(1, 0, 2))
     rows: RowOrder = IN_PLACE
     if family.turned and leaf in ("attn_q", "attn_k"):
         rows = _turned(tensor, leaf, config, file)
@@ -97,7 +104,7 @@ def _turned(tensor: Stored, leaf: str, config: Mapping[str, Any], file: str) -> 
 
 def _experts(layer: str, kind: str, parts: Mapping[str, Stored], family: Family, file: str) -> list[GgufWeight]:
     """The stacks of a layer's experts; ``kind``: their ``weight`` or ``bias``."""
-    name = f"{layer}.mlp.experts.%s_proj" + ("_bias" if kind == "bias" else "")
+    name = f"{layer}.{family.experts}.%s_proj" + ("_bias" if kind == "bias" else "")
     found = []
     for leaf, tensor in parts.items():
         if leaf in ("ffn_down_exps", "ffn_gate_up_exps"):
