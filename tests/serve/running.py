@@ -20,10 +20,17 @@ DEADLINE = 10.0
 
 @contextmanager
 def running(
-    engine: FakeEngine, *, api_key: str | None = None, max_sequences: int = 256, **limits: Any
+    engine: FakeEngine,
+    *,
+    api_key: str | None = None,
+    max_sequences: int = 256,
+    tool_parser: str = "auto",
+    **limits: Any,
 ) -> Iterator[str]:
     """The base URL, without /v1, of a server of ``engine``. ``limits`` are `HttpConfig`'s."""
-    with served(create_app(engine, api_key=api_key, max_sequences=max_sequences), **limits) as port:
+    with served(
+        create_app(engine, api_key=api_key, max_sequences=max_sequences, tool_parser=tool_parser), **limits
+    ) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -20,6 +20,7 @@ from ferrule.serve.connections import HttpConfig, connection_limit
 from ferrule.serve.errors import ApiError
 from ferrule.serve.logs import RepeatFilter
 from ferrule.serve.tls import ServerTls
+from ferrule.serve.tools.families import AUTO
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +61,14 @@ async def serve(
     *,
     api_key: str | None,
     tls: ServerTls | None = None,
+    tool_parser: str = AUTO,
     on_ready: Callable[[Engine], None],
 ) -> None:
     """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
 
-    ``tls``: None for plain HTTP. While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are
-    answered. When the engine fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
+    ``tls``: None for plain HTTP. ``tool_parser``: as `create_app` takes it. While ``start`` runs, clients get status
+    503. ``on_ready`` is called once requests are answered. When the engine fails for good the server stays, and says so
+    at ``/health``. Raises what ``start`` raises.
     """
     stop = asyncio.Event()
     gate = Gate()
@@ -76,7 +79,7 @@ async def serve(
         try:
             engine = await _unless(stop, start())
             if engine is not None:
-                app = create_app(engine, api_key=api_key)
+                app = create_app(engine, api_key=api_key, tool_parser=tool_parser)
                 gate.app = app
                 on_ready(engine)
                 await _watch(engine, stop)
