@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -26,25 +27,32 @@ def read_json(text: str) -> Any:
         raise MalformedError(str(error)) from None
 
 
+_JSON_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
+_PYTHON_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\'[^\'\\]*(?:\\.[^\'\\]*)*\'|["\'{}\[\]()]', re.DOTALL)
+
+
 def json_end(text: str, at: int) -> int | None:
     """Where the JSON object or list that begins at ``at`` ends; None while it is open. Only brackets and strings are
     looked at."""
-    depth, quoted, place = 0, False, at
-    while place < len(text):
-        character = text[place]
-        if quoted:
-            if character == "\\":
-                place += 1
-            quoted = character != '"'
-        elif character == '"':
-            quoted = True
-        elif character in "{[":
+    return _end(_JSON_MARK, text, at)
+
+
+def python_end(text: str, at: int) -> int | None:
+    """The same for a list as Python writes it."""
+    return _end(_PYTHON_MARK, text, at)
+
+
+def _end(marks: re.Pattern[str], text: str, at: int) -> int | None:
+    depth = 0
+    for mark in marks.finditer(text, at):
+        if mark[0] in ("{", "[", "("):
             depth += 1
-        elif character in "}]":
+        elif mark[0] in ("}", "]", ")"):
             depth -= 1
             if depth <= 0:
-                return place + 1
-        place += 1
+                return mark.end()
+        elif len(mark[0]) == 1:
+            return None  # a string that is open
     return None
 
 

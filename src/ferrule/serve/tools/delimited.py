@@ -10,6 +10,8 @@ from typing import Any
 from ferrule.serve.tools.arguments import MalformedError, OpenValueError, call, call_of, read_json, typed
 from ferrule.serve.tools.parts import Block, Call, Markers, Tools
 
+MOST_CLOSES = 16
+"""Closing markers that a call may hold within its values; each costs a reading of the whole call."""
 THINK = (("<think>", "</think>"),)
 
 
@@ -56,7 +58,11 @@ class Delimited:
 
     def _read_call(self, text: str, at: int, tools: Tools, ended: bool) -> Block | None:
         close = first = text.find(self.closes, at)
+        tried = 0
         while close >= 0:
+            tried += 1
+            if tried > MOST_CLOSES:
+                return self._forgotten(text, at, first, tools) or Block(None, first + len(self.closes))
             inside = text[at:close]
             end = close + len(self.closes)
             try:

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any
 
-from ferrule.serve.tools.arguments import MalformedError, call, call_of, json_end, read_json
+from ferrule.serve.tools.arguments import MalformedError, call, call_of, json_end, python_end, read_json
 from ferrule.serve.tools.parts import Block, Call, Markers, Tools
 
 TAG = "<|python_tag|>"
@@ -56,18 +56,15 @@ class Pythonic:
             return None
         if not self._begins.fullmatch(text, at):
             return Block(None, max(at, 1))
-        end = text.find("]", at)
-        while end >= 0:
-            try:
-                calls = tuple(_python_call(each) for each in _list(text[at : end + 1]))
-            except SyntaxError:
-                end = text.find("]", end + 1)
-                continue
-            except MalformedError:
-                return Block(None, end + 1)
-            known = all(each.name in tools.parameters for each in calls)
-            return Block(calls if known and calls else None, end + 1)
-        return None
+        end = python_end(text, at)
+        if end is None:
+            return None
+        try:
+            calls = tuple(_python_call(each) for each in _list(text[at:end]))
+        except MalformedError:
+            return Block(None, end)
+        known = all(each.name in tools.parameters for each in calls)
+        return Block(calls if known and calls else None, end)
 
 
 def _separator(text: str, opening: str, after_call: bool) -> Block | None:
@@ -79,10 +76,10 @@ def _separator(text: str, opening: str, after_call: bool) -> Block | None:
 
 
 def _list(text: str) -> list[ast.expr]:
-    """Raises SyntaxError while ``text`` is not complete, `MalformedError` where it is no list."""
+    """Raises `MalformedError` where ``text`` is no list."""
     try:
         tree = ast.parse(text, mode="eval").body
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedError(str(error)) from None
     if not isinstance(tree, ast.List):
         raise MalformedError("no list")
