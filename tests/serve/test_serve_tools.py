@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 from fake_engine import FakeEngine, byte_level
+
+from ferrule.cli.serving.chat import Talk
+from ferrule.cli.serving.client import ChatServer
 
 MODEL = "acme/fake-1b"
 HELLO: Any = [{"role": "user", "content": "Weather?"}]
@@ -164,3 +168,20 @@ def test_a_parser_by_name(serving: Serving) -> None:
     assert [call[1:] for call in answer["calls"]] == [["weather", "{}"]]
     with pytest.raises(openai.BadRequestError, match="--tool-parser NAME"):
         streamed(serving(engine, tool_parser="none"))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ferrule_chat_shows_reasoning_on_terminals_and_forgets_it(
+    serving: Serving, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    engine = calling("<think>hm</think>\nso")
+    server = ChatServer(str(serving(engine).base_url))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    talk = Talk(server, MODEL, [], {})
+    talk.say("one")
+    assert capsys.readouterr().out.replace("\x1b[2m", "").replace("\x1b[0m", "") == (
+        "hm\n\nso\n" if terminal else "so\n"
+    )
+    talk.say("two")
+    assert prompt_of(engine) == "<|user|>one<|end|><|assistant|>so<|end|><|user|>two<|end|><|assistant|>"
+    server.close()
