@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from fake_engine import FakeEngine, byte_level
@@ -149,6 +150,16 @@ def test_the_history_has_calls_and_results(serving: Serving) -> None:
         "<|user|>Weather?<|end|><|assistant|>hm(weather|[('city', 'Köln')])<|end|><|tool|>rain=weather<|end|>"
         "<|assistant|>(old|[])<|end|><|tool|>sun=old<|end|>low<|assistant|>"
     )
+
+
+def test_half_a_character_for_the_template_is_refused(serving: Serving) -> None:
+    client = serving(calling())
+    body = json.dumps({"messages": HELLO, "reasoning_effort": "\ud800"}).encode()
+    answer = httpx.post(
+        f"{client.base_url}chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert "surrogate" in answer.json()["error"]["message"]
 
 
 def test_reasoning_that_the_prompt_has_opened(serving: Serving) -> None:

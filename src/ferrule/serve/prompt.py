@@ -68,9 +68,17 @@ def too_long(engine: Engine, amount: str, field: str) -> RequestError:
 
 
 def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
-    """The conversation as text. Raises `RequestError` where the model's template refuses it."""
+    """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
+    tools, arguments and options may spell halves of characters as JSON does."""
     messages = template_messages(body.messages)
-    return engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
+        ) from None
+    return text
 
 
 class TokenizerPool:

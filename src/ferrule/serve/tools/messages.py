@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ferrule.engine import ChatMessage
+from ferrule.serve.tools.arguments import MalformedError, read_json
 
 ROLES: Final[Mapping[str, str]] = {
     "system": "system",
@@ -64,10 +64,8 @@ def call_arguments(value: Any) -> dict[str, Any]:
     """The object that the JSON text ``value`` is, as templates take it; they would write a text as a string."""
     if isinstance(value, str):
         try:
-            value = json.loads(clean_text(value, "arguments") or "{}")
-        except RecursionError:
-            raise ValueError("arguments are nested too deeply") from None
-        except json.JSONDecodeError as error:
+            value = read_json(value or "{}")
+        except MalformedError as error:
             raise ValueError(f"arguments are not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError("arguments must be a JSON object, as text")
