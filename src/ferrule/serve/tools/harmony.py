@@ -11,7 +11,7 @@ import re
 
 from ferrule.serve.text import open_suffix
 from ferrule.serve.tools.arguments import MalformedError, call, read_json
-from ferrule.serve.tools.parts import Part, Reasoning, Text
+from ferrule.serve.tools.parts import Part, Reasoning, Text, join
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
@@ -106,13 +106,5 @@ class Harmony:
 def _merged(parts: list[Part]) -> list[Part]:
     made: list[Part] = []
     for part in parts:
-        last = made[-1] if made else None
-        if isinstance(part, (Text, Reasoning)) and not part.text:
-            continue
-        if isinstance(part, Text) and isinstance(last, Text):
-            made[-1] = Text(last.text + part.text)
-        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
-            made[-1] = Reasoning(last.text + part.text)
-        else:
-            made.append(part)
+        join(made, part)
     return made

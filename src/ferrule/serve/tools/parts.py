@@ -31,6 +31,20 @@ class Call:
 Part = Text | Reasoning | Call
 
 
+def join(parts: list[Part], part: Part) -> None:
+    """Put ``part`` behind ``parts``: text goes on with text and reasoning with reasoning; what is empty is left out."""
+    last = parts[-1] if parts else None
+    match part, last:
+        case (Text("") | Reasoning(""), _):
+            pass
+        case (Text(text), Text(before)):
+            parts[-1] = Text(before + text)
+        case (Reasoning(text), Reasoning(before)):
+            parts[-1] = Reasoning(before + text)
+        case _:
+            parts.append(part)
+
+
 @dataclass(frozen=True)
 class Tools:
     """Tools that were offered: the JSON schema of each one's parameters, by name."""

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from ferrule.serve.text import open_suffix
-from ferrule.serve.tools.parts import Call, Format, Markers, Part, Reasoning, Text, Tools
+from ferrule.serve.tools.parts import Call, Format, Markers, Part, Reasoning, Text, Tools, join
 
 LOOK = 256
 """Characters of a call by which it is seen whether it is one; of a longer one only the end is looked for."""
@@ -202,7 +202,7 @@ class _Output:
             body = body.lstrip()
         if body:
             self._reasoned = True
-            self._add(Reasoning(body))
+            join(self._parts, Reasoning(body))
 
     def end_reasoning(self) -> None:
         self._space, self._thought = "", True
@@ -214,11 +214,11 @@ class _Output:
         if not self._said and (self._thought or self._called):
             body = body.lstrip()
         self._said = True
-        self._add(Text(body))
+        join(self._parts, Text(body))
 
     def call(self, each: Call) -> None:
         if self._said and "\n" not in self._space:
-            self._add(Text(self._space))
+            join(self._parts, Text(self._space))
             self._space = ""
         elif not self._said:
             self._space = ""
@@ -227,7 +227,7 @@ class _Output:
 
     def close(self) -> None:
         if self._space and not self._called and (self._said or not self._thought):
-            self._add(Text(self._space))
+            join(self._parts, Text(self._space))
 
     def _held(self, text: str) -> str:
         """``text`` behind the white space that was held back; that at its end is held back now."""
@@ -235,14 +235,3 @@ class _Output:
         body = text.rstrip()
         self._space = text[len(body) :]
         return body
-
-    def _add(self, part: Text | Reasoning) -> None:
-        if not part.text:
-            return
-        last = self._parts[-1] if self._parts else None
-        if isinstance(part, Text) and isinstance(last, Text):
-            self._parts[-1] = Text(last.text + part.text)
-        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
-            self._parts[-1] = Reasoning(last.text + part.text)
-        else:
-            self._parts.append(part)
