@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class TinyTokenizer:
         self._template = template
         self.has_chat_template = template is not None
         self.warning: str | None = None
+        self.chat_template = template
+        self.template_names = frozenset({"messages", *(("tools",) if template and "tools" in template else ())})
         self.eos_token_id: int | None = backend.token_to_id(END)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -45,7 +47,13 @@ class TinyTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
@@ -53,20 +61,21 @@ class TinyTokenizer:
             raise RequestError("no chat template; use /v1/completions", param="messages", code="no_chat_template")
         template = ImmutableSandboxedEnvironment().from_string(self._template)
         try:
-            return template.render(messages=messages, raise_exception=raise_exception)
+            return template.render(**(options or {}), messages=messages, tools=tools, raise_exception=raise_exception)
         except TemplateError as error:
             raise RequestError(f"the template refuses these messages: {error}", param="messages") from error
 
 
-def byte_level(template: str | None = TEMPLATE) -> TinyTokenizer:
-    """A byte-level BPE as GPT-2 and Llama 3 have it: characters may be cut into several tokens."""
+def byte_level(template: str | None = TEMPLATE, specials: Sequence[str] = ()) -> TinyTokenizer:
+    """A byte-level BPE as GPT-2 and Llama 3 have it: characters may be cut into several tokens. ``specials``: further
+    special tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[AddedToken(each, special=True) for each in SPECIALS],
+        special_tokens=[AddedToken(each, special=True) for each in (*SPECIALS, *specials)],
         show_progress=False,
     )
     backend.train_from_iterator([TEXT] * 4, trainer)

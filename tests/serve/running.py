@@ -25,10 +25,12 @@ def running(
     api_key: str | None = None,
     origins: Sequence[str] = (),
     max_sequences: int = 256,
+    tool_parser: str = "auto",
     **limits: Any,
 ) -> Iterator[str]:
     """The base URL, without /v1, of a server of ``engine``. ``limits`` are `HttpConfig`'s."""
-    with served(create_app(engine, api_key=api_key, origins=origins, max_sequences=max_sequences), **limits) as port:
+    app = create_app(engine, api_key=api_key, origins=origins, max_sequences=max_sequences, tool_parser=tool_parser)
+    with served(app, **limits) as port:
         yield f"http://127.0.0.1:{port}"
 
 

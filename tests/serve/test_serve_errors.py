@@ -20,6 +20,14 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 Serving = Callable[..., openai.OpenAI]
 
 
+TOOL: Any = {"type": "function", "function": {"name": "f"}}
+
+
+def calling(arguments: str) -> Any:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
 
@@ -38,7 +46,7 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
         (chat, {"max_tokens": -2}, "max_tokens", "greater"),
         (chat, {"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
         (chat, {"presence_penalty": -2.5}, "presence_penalty", "greater"),
-        (chat, {"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+        (chat, {"stop": ["a"] * 65}, "stop", "at most 64"),
         (chat, {"stop": [""]}, "stop", "1 to 1024 characters"),
         (chat, {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         (chat, {"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),
@@ -49,7 +57,10 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
         (chat, {"messages": "hi"}, "messages", "list"),
         (chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "one of system"),
         (chat, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "string"),
-        (chat, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "tool calls"),
+        (chat, {"messages": [calling("[1]")]}, "messages.0.tool_calls.0.function.arguments", "JSON object"),
+        (chat, {"messages": [calling("{")]}, "messages.0.tool_calls.0.function.arguments", "not valid JSON"),
+        (chat, {"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs", "'messages'"),
+        (chat, {"functions": [{"name": "f"}]}, "functions", "use tools"),
         (chat, {"messages": [{"role": "assistant", "content": "x"}]}, "messages", "roles must alternate"),
         (
             chat,
@@ -57,7 +68,9 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
             "messages.0.content",
             "'image_url' are not supported",
         ),
-        (chat, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not available"),
+        (chat, {"tools": [TOOL]}, "tools", "chat template knows no tools"),
+        (chat, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "cannot be forced"),
+        (chat, {"tools": [{"type": "web"}]}, "tools.0.type", "function"),
         (chat, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         (chat, {"modalities": ["text", "audio"]}, "modalities", "text only"),
         (complete, {"best_of": 2}, "best_of", "not supported"),
@@ -85,7 +98,7 @@ def test_a_wrong_value_is_named(client: openai.OpenAI, ask: Any, fields: Any, pa
 def test_what_asks_for_nothing_special_is_accepted(client: openai.OpenAI) -> None:
     answer = chat(
         client,
-        tools=[],
+        tools=[TOOL],
         tool_choice="none",
         response_format={"type": "text"},
         modalities=["text"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypedDict
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from ferrule.errors import RequestError
 from ferrule.plan import Plan
@@ -131,12 +131,20 @@ class ChatMessage(TypedDict):
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    """As OpenAI writes them, but with the arguments as an object."""
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that serving needs. ``warning``: what is wrong with its chat template."""
+    """The part of a Hugging Face tokenizer that serving needs. ``warning``: what is wrong with its chat template.
+    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``."""
 
     eos_token_id: int | None
+    chat_template: str | None
+    template_names: frozenset[str]
     has_chat_template: bool
     warning: str | None
 
@@ -144,9 +152,15 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation by the model's template, with the opening of the assistant's turn; it has the special tokens
-        already."""
+        already. ``options``: further variables of the template, such as ``enable_thinking``."""
         ...
 
 

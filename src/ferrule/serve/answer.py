@@ -22,6 +22,8 @@ from ferrule.serve.objects import AnswerBody, ChatChoice, ErrorBody, TextChoice,
 from ferrule.serve.prompt import TokenizerPool
 from ferrule.serve.sequences import Job, run_jobs
 from ferrule.serve.text import Vocabulary
+from ferrule.serve.tools.families import Dialect
+from ferrule.serve.tools.parts import Part
 from ferrule.serve.transcript import Piece, TokenLogprob
 
 log = logging.getLogger(__name__)
@@ -36,10 +38,12 @@ EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Service:
-    """Service that the endpoints of one app share: the engine, the tokenizers, and admission of requests."""
+    """Service that the endpoints of one app share: the engine, the tokenizers, and admission of requests.
+    ``dialect``: how the model writes reasoning and tool calls."""
 
-    def __init__(self, engine: Engine, *, max_sequences: int = MAX_SEQUENCES) -> None:
+    def __init__(self, engine: Engine, dialect: Dialect, *, max_sequences: int = MAX_SEQUENCES) -> None:
         self.engine = engine
+        self.dialect = dialect
         self.vocabulary = Vocabulary(engine.tokenizer)
         self.reading = TokenizerPool()
         self.closing = asyncio.Event()
@@ -83,12 +87,16 @@ class Collected:
 
     def __init__(self) -> None:
         self.text = ""
+        self.parts: list[Part] = []
+        self.called = False
         self.logprobs: list[TokenLogprob] = []
         self.tokens = 0
         self.finish: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
+        self.parts.extend(piece.parts)
+        self.called = piece.called
         self.logprobs.extend(piece.logprobs)
         self.tokens = piece.tokens
         self.finish = piece.finish

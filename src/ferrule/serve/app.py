@@ -21,6 +21,7 @@ from ferrule.serve.identity import new_identity, system_fingerprint
 from ferrule.serve.objects import HealthBody, ModelCard, ModelList, respond
 from ferrule.serve.prompt import body_limit
 from ferrule.serve.schemas import ChatRequest, CompletionRequest
+from ferrule.serve.tools.families import AUTO, dialect
 
 SMALL_BODY = 1 << 12
 """Bytes of a request up to which it is tokenized at once, which takes milliseconds; beyond, beside the event loop."""
@@ -30,18 +31,24 @@ HEALTH_RESPONSES = {**described(403, 408), 503: {"description": "the model does 
 
 
 def create_app(
-    engine: Engine, *, api_key: str | None, origins: Sequence[str] = (), max_sequences: int = MAX_SEQUENCES
+    engine: Engine,
+    *,
+    api_key: str | None,
+    origins: Sequence[str] = (),
+    max_sequences: int = MAX_SEQUENCES,
+    tool_parser: str = AUTO,
 ) -> FastAPI:
     """The application that serves ``engine``. The engine remains the caller's to close.
 
     ``api_key``: what clients must send as bearer token; with None only requests to loopback names are answered.
     ``origins``: of web pages that may send requests from browsers (CORS), such as ``https://chat.example``.
+    ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
     ``app.state.service.close()`` ends every answer. Raises `ConfigError` for an empty key.
     """
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
-    service = Service(engine, max_sequences=max_sequences)
+    service = Service(engine, dialect(engine.tokenizer.chat_template, tool_parser), max_sequences=max_sequences)
     fingerprint = system_fingerprint(engine)
 
     @asynccontextmanager

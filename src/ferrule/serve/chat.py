@@ -9,12 +9,28 @@ from msgspec import UNSET, UnsetType
 
 from ferrule.serve.answer import Answer, Collected, Form, Service
 from ferrule.serve.identity import Identity
-from ferrule.serve.objects import AnswerBody, ChatChoice, ChatLogprobs, ChatMessage, ChatToken, Delta, Usage
-from ferrule.serve.prompt import chat_prompt
+from ferrule.serve.objects import (
+    AnswerBody,
+    CalledFunction,
+    ChatChoice,
+    ChatLogprobs,
+    ChatMessage,
+    ChatToken,
+    Delta,
+    ToolCall,
+    Usage,
+)
+from ferrule.serve.prompt import chat_text, encode
 from ferrule.serve.sampling import sampling_params
 from ferrule.serve.schemas import ChatRequest, refuse_unsupported
 from ferrule.serve.sequences import Job, choices
+from ferrule.serve.tools.asked import asked
+from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
+from ferrule.serve.tools.reading import ChatReading
 from ferrule.serve.transcript import Piece, TokenLogprob
+
+PROMPT_END = 64
+"""Characters at the end of a prompt by which is seen whether it has opened the model's reasoning."""
 
 
 def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answer:
@@ -22,8 +38,14 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
-    prompt = chat_prompt(engine, body.messages)
-    jobs = [Job(index, prompt, own, tuple(body.stop)) for index, own in enumerate(choices(params, body.n or 1))]
+    wanted = asked(body, engine.tokenizer, service.dialect)
+    text = chat_text(engine, body, wanted)
+    prompt = encode(engine, text, field="messages", add_special_tokens=False)
+    reading = ChatReading(service.dialect, text[-PROMPT_END:], wanted.tools, wanted.parallel)
+    jobs = [
+        Job(index, prompt, own, tuple(body.stop), chat=reading)
+        for index, own in enumerate(choices(params, body.n or 1))
+    ]
     form = ChatForm(identity, body.wants_usage, len(jobs), bool(body.logprobs))
     return Answer(service, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
 
@@ -40,9 +62,9 @@ class ChatForm(Form):
         choices = [
             ChatChoice(
                 index,
-                message=ChatMessage("assistant", answer.text),
+                message=_message(answer.parts),
                 logprobs=self._logprobs(answer.logprobs),
-                finish_reason=answer.finish,
+                finish_reason=_finish(answer.finish, called=answer.called),
             )
             for index, answer in enumerate(answers)
         ]
@@ -52,12 +74,16 @@ class ChatForm(Form):
         return [self.event(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]
 
     def events(self, piece: Piece) -> list[AnswerBody]:
+        deltas = [delta for part in piece.parts for delta in _deltas(part)]
+        if piece.logprobs and not deltas:
+            deltas = [Delta(content="")]
         made = []
-        if piece.text or piece.logprobs:
-            delta, logprobs = Delta(content=piece.text), self._logprobs(piece.logprobs)
+        for at, delta in enumerate(deltas):
+            logprobs = self._logprobs(piece.logprobs if at == 0 else ())
             made.append(self.event(ChatChoice(piece.index, delta=delta, logprobs=logprobs)))
         if piece.finish is not None:
-            made.append(self.event(ChatChoice(piece.index, delta=Delta(), finish_reason=piece.finish)))
+            finish = _finish(piece.finish, called=piece.called)
+            made.append(self.event(ChatChoice(piece.index, delta=Delta(), finish_reason=finish)))
         return made
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
@@ -66,6 +92,39 @@ class ChatForm(Form):
         return ChatLogprobs(
             [_named(entry.text, entry.logprob, [_named(*other) for other in entry.top]) for entry in entries]
         )
+
+
+def _finish(reason: str | None, *, called: bool) -> str | None:
+    return "tool_calls" if called and reason == "stop" else reason
+
+
+def _message(parts: Sequence[Part]) -> ChatMessage:
+    """The whole answer. Its content is null where it is nothing but calls, as with OpenAI."""
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    calls = [
+        ToolCall(CalledFunction(part.arguments, part.name), id=part.id or UNSET, type="function")
+        for part in parts
+        if isinstance(part, Call)
+    ]
+    return ChatMessage(
+        "assistant", text or (None if calls else ""), reasoning_content=reasoning or UNSET, tool_calls=calls or UNSET
+    )
+
+
+def _deltas(part: Part) -> list[Delta]:
+    match part:
+        case Text(text):
+            return [Delta(content=text)]
+        case Reasoning(text):
+            return [Delta(reasoning_content=text)]
+        case Call():
+            function = CalledFunction("", part.name)
+            named = ToolCall(function, part.index, id=part.id or UNSET, type="function")
+            return [
+                Delta(tool_calls=[named]),
+                Delta(tool_calls=[ToolCall(CalledFunction(part.arguments), part.index)]),
+            ]
 
 
 def _named(text: str, logprob: float, top: list[ChatToken] | UnsetType = UNSET) -> ChatToken:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import BoundedSemaphore
 from typing import TypeVar
@@ -11,7 +11,9 @@ from typing import TypeVar
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.errors import ApiError
-from ferrule.serve.schemas import Message
+from ferrule.serve.schemas import ChatRequest
+from ferrule.serve.tools.asked import Asked
+from ferrule.serve.tools.messages import template_messages
 
 T = TypeVar("T")
 
@@ -65,11 +67,18 @@ def too_long(engine: Engine, amount: str, field: str) -> RequestError:
     )
 
 
-def chat_prompt(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The prompt's tokens for ``messages``. Raises `RequestError` where the model's template refuses them."""
-    tokenizer = engine.tokenizer
-    text = tokenizer.render_chat([{"role": message.role, "content": message.content} for message in messages])
-    return encode(engine, text, field="messages", add_special_tokens=False)
+def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
+    """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
+    tools, arguments and options may spell halves of characters as JSON does."""
+    messages = template_messages(body.messages)
+    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
+        ) from None
+    return text
 
 
 class TokenizerPool:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from ferrule.errors import RequestError
+from ferrule.serve.tools.messages import Body, Message, clean_text
 
 MAX_CHOICES = 128
-MAX_STOPS = 4
+MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_TOP_LOGPROBS = 20
-
-ROLES: Final[Mapping[str, str]] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Roles that are understood, and what chat templates call them."""
-
-
-def clean_text(value: Any, what: str) -> str:
-    """``value`` if it is text that can be encoded; JSON can also spell halves of characters, which cannot."""
-    if not isinstance(value, str):
-        raise ValueError(f"{what} must be a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} is not valid Unicode: half a surrogate pair at character {error.start}") from error
-    return value
 
 
 def stop_strings(value: Any) -> list[str]:
@@ -37,30 +23,6 @@ def stop_strings(value: Any) -> list[str]:
         if not 0 < len(clean_text(stop, "a stop string")) <= MAX_STOP_CHARACTERS:
             raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
-
-
-def message_text(value: Any) -> str:
-    """The text of a message's content: a string, or a list of text parts, which become paragraphs."""
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return clean_text(value, "content")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
-        if part["type"] != "text":
-            raise ValueError(f"parts of type {part['type']!r} are not supported: this server takes text only")
-        texts.append(clean_text(part.get("text"), "the text of a part"))
-    return "\n".join(texts)
-
-
-def message_role(value: Any) -> str:
-    if value in ("tool", "function"):
-        raise ValueError(f"messages of role {value!r} are not supported: this server has no tool calls yet")
-    if not isinstance(value, str) or value not in ROLES:
-        raise ValueError(f"must be one of {', '.join(ROLES)}")
-    return ROLES[value]
 
 
 def whole_number(value: Any) -> Any:
@@ -96,18 +58,10 @@ def _are_tokens(items: list[Any]) -> bool:
 Whole = Annotated[int, BeforeValidator(whole_number)]
 TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(token_limit)]
 Stops = Annotated[list[str], BeforeValidator(stop_strings, json_schema_input_type=str | list[str] | None)]
-Content = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]] | None)]
-Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=str)]
 Prompt = Annotated[
     list[str | list[int]],
     BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
 ]
-
-
-class Body(BaseModel):
-    """No value is bent to fit: ``"1"`` is not a number and NaN is not one either."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class StreamOptions(Body):
@@ -121,7 +75,7 @@ class GenerationRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: Stops = []
+    stop: Stops = Field(default_factory=list)
     stop_token_ids: list[Whole] | None = None
     max_tokens: TokenLimit = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -140,11 +94,18 @@ class GenerationRequest(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class Message(Body):
-    role: Role
-    content: Content = ""
-    tool_calls: Any = None
-    function_call: Any = None
+class OfferedFunction(Body):
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1)
+    parameters: dict[str, Any] | None = None
+
+
+class OfferedTool(Body):
+    """A tool as OpenAI describes it, by the JSON schema of its parameters."""
+
+    type: Literal["function"]
+    function: OfferedFunction
 
 
 class ChatRequest(GenerationRequest):
@@ -154,8 +115,11 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: TokenLimit = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
     function_call: Any = None
     response_format: Any = None
@@ -179,7 +143,7 @@ class CompletionRequest(GenerationRequest):
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
     """Raise `RequestError` for features that clients know but this server lacks: ignoring them would mislead."""
     if body.response_format is not None and _kind(body.response_format) != "text":
-        raise _unsupported("response_format", "structured output is not available; ask for JSON in the prompt")
+        raise unsupported("response_format", "structured output is not available; ask for JSON in the prompt")
     if isinstance(body, ChatRequest):
         _refuse_in_chat(body)
     else:
@@ -187,32 +151,27 @@ def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
 
 
 def _refuse_in_chat(body: ChatRequest) -> None:
-    for field, value in (("tools", body.tools), ("functions", body.functions)):
+    for field, value in (("functions", body.functions), ("function_call", body.function_call)):
         if value:
-            raise _unsupported(field, "tool calls are not available")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise _unsupported("tool_choice", "tool calls are not available")
+            raise unsupported(field, "OpenAI has replaced it; use tools and tool_choice")
     if body.audio is not None or body.modalities not in (None, [], ["text"]):
-        raise _unsupported("audio" if body.audio is not None else "modalities", "this server answers in text only")
+        raise unsupported("audio" if body.audio is not None else "modalities", "this server answers in text only")
     if body.web_search_options is not None:
-        raise _unsupported("web_search_options", "this server does not search the web")
-    for place, message in enumerate(body.messages):
-        if message.tool_calls or message.function_call:
-            raise _unsupported(f"messages.{place}.tool_calls", "tool calls are not available")
+        raise unsupported("web_search_options", "this server does not search the web")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
 
 
 def _refuse_in_completion(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != 1:
-        raise _unsupported("best_of", "ask for several answers with n and choose among them")
+        raise unsupported("best_of", "ask for several answers with n and choose among them")
     if body.suffix:
-        raise _unsupported("suffix", "text can only be continued, not filled in")
+        raise unsupported("suffix", "text can only be continued, not filled in")
     if body.echo and body.logprobs is not None:
-        raise _unsupported("echo", "the prompt's log-probabilities are not available; leave out echo or logprobs")
+        raise unsupported("echo", "the prompt's log-probabilities are not available; leave out echo or logprobs")
 
 
-def _unsupported(field: str, why: str) -> RequestError:
+def unsupported(field: str, why: str) -> RequestError:
     return RequestError(f"{field}: not supported: {why}", param=field, code="unsupported")
 
 

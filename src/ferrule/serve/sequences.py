@@ -11,6 +11,7 @@ from ferrule.engine import Engine, SamplingParams
 from ferrule.errors import EngineError
 from ferrule.serve.sampling import derived_seed
 from ferrule.serve.text import Vocabulary
+from ferrule.serve.tools.reading import ChatReading, Reading
 from ferrule.serve.transcript import Piece, Transcript
 
 
@@ -19,7 +20,7 @@ class Job:
     """One sequence to generate: answer ``index`` of a request.
 
     ``continues``: the answer continues the prompt's text (a completion) rather than being a text of its own (a chat),
-    so that its first word keeps the space before it.
+    so that its first word keeps the space before it. ``chat``: how the answer is read, if it is one of a chat.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Job:
     params: SamplingParams
     stops: tuple[str, ...] = ()
     continues: bool = False
+    chat: ChatReading | None = None
 
 
 def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
@@ -40,16 +42,20 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
         yield Piece(job.index, "", (), 0, "length")
         return
     context = job.prompt if job.continues else ()
-    transcript = Transcript(vocabulary, job.stops, index=job.index, context=context)
+    shown = job.chat.dialect.special if job.chat is not None else frozenset[str]()
+    transcript = Transcript(vocabulary, job.stops, index=job.index, context=context, shown=shown)
+    reading = Reading(job.chat) if job.chat is not None else None
     finished = False
     async with aclosing(engine.generate(job.prompt, job.params)) as tokens:
         async for token in tokens:
             piece = transcript.push(token)
+            if piece is not None and reading is not None:
+                piece = reading.push(piece)
             if piece is not None:
                 yield piece
                 finished = piece.finish is not None
             if finished and token.finish is None:
-                break  # a stop string, of which the engine knows nothing
+                break  # a stop string or a complete call, of which the engine knows nothing
     if not finished:
         raise EngineError("the engine ended a sequence without saying why; please report this with the server's log")
 

@@ -20,6 +20,7 @@ from ferrule.serve.connections import HttpConfig, connection_limit
 from ferrule.serve.errors import ApiError
 from ferrule.serve.logs import RepeatFilter
 from ferrule.serve.tls import ServerTls
+from ferrule.serve.tools.families import AUTO
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +62,14 @@ async def serve(
     api_key: str | None,
     tls: ServerTls | None = None,
     origins: Sequence[str] = (),
+    tool_parser: str = AUTO,
     on_ready: Callable[[Engine], None],
 ) -> None:
     """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
 
-    ``tls``: None for plain HTTP. ``origins``: see `create_app`. While ``start`` runs, clients get status 503.
-    ``on_ready`` is called once requests are answered. When the engine fails for good the server stays, and says so at
-    ``/health``. Raises what ``start`` raises.
+    ``tls``: None for plain HTTP. ``origins`` and ``tool_parser``: as `create_app` takes them. While ``start`` runs,
+    clients get status 503. ``on_ready`` is called once requests are answered. When the engine fails for good the server
+    stays, and says so at ``/health``. Raises what ``start`` raises.
     """
     stop = asyncio.Event()
     gate = Gate()
@@ -78,7 +80,7 @@ async def serve(
         try:
             engine = await _unless(stop, start())
             if engine is not None:
-                app = create_app(engine, api_key=api_key, origins=origins)
+                app = create_app(engine, api_key=api_key, origins=origins, tool_parser=tool_parser)
                 gate.app = app
                 on_ready(engine)
                 await _watch(engine, stop)

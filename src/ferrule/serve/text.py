@@ -6,7 +6,7 @@ holds text back as long as that ends in broken bytes, however long, and cannot g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ferrule.engine import Tokenizer
@@ -26,6 +26,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self._names: dict[int, str] = {}
         self._anchor = list(tokenizer.encode("a", add_special_tokens=False))
         self._anchor_text = tokenizer.decode(self._anchor)
         self._special: dict[int, bool] = {}
@@ -38,9 +39,13 @@ class Vocabulary:
         """Whether ``token`` has no text of its own, such as the end token."""
         answer = self._special.get(token)
         if answer is None:
-            shown = self.tokenizer.decode([token], skip_special_tokens=False)
+            shown = self._names[token] = self.tokenizer.decode([token], skip_special_tokens=False)
             answer = self._special[token] = bool(shown) and not self.tokenizer.decode([token])
         return answer
+
+    def name_of(self, token: int) -> str:
+        """Name of a special token."""
+        return self._names[token].strip()
 
     def text_of(self, token: int) -> str:
         """``token`` as log-probabilities name it: with its leading space, and special tokens by their name."""
@@ -61,11 +66,15 @@ class Detokenizer:
     A token alone has no text: it may be part of a character, and sentencepiece drops the leading space of whatever
     comes first. So a window of the last tokens is decoded with and without the new ones, and the difference is the
     new text; while the window ends in an incomplete character nothing is released. ``context``: tokens that came
-    before, which are not repeated in the text.
+    before, which are not repeated in the text. ``shown``: special tokens that are written by their name; others have
+    no text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, context: Sequence[int] = (), *, shown: Collection[str] = frozenset()
+    ) -> None:
         self._vocabulary = vocabulary
+        self._shown = shown
         self._decode = vocabulary.decode
         self._window = [token for token in context[-CONTEXT_TOKENS:] if not vocabulary.is_special(token)]
         self._known = len(self._window)
@@ -74,7 +83,8 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that is certain after ``token``; often empty."""
         if self._vocabulary.is_special(token):
-            return ""
+            name = self._vocabulary.name_of(token)
+            return self.flush() + name if name in self._shown else ""
         self._window.append(token)
         text = self._decode(self._window)
         held = len(self._window) - self._known
@@ -132,7 +142,7 @@ class StopScanner:
         if found:
             self._held = ""
             return Scanned(buffer[: min(found)[1]], stopped=True)
-        hold = max(_open_suffix(buffer, stop) for stop in self._stops)
+        hold = max(open_suffix(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - hold :]
         return Scanned(buffer[: len(buffer) - hold])
 
@@ -142,7 +152,7 @@ class StopScanner:
         return held
 
 
-def _open_suffix(text: str, stop: str) -> int:
+def open_suffix(text: str, stop: str) -> int:
     """The length of the longest end of ``text`` with which ``stop`` begins."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ferrule.engine import FinishReason, Token
 from ferrule.serve.text import Detokenizer, StopScanner, Vocabulary
+from ferrule.serve.tools.parts import Part
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Piece:
-    """The next part of answer ``index``. ``tokens``: how many the engine has made for that answer so far."""
+    """The next piece of answer ``index``. ``tokens``: how many the engine has made for that answer so far.
+
+    Of a chat, ``parts`` are what the text says, and ``called`` whether there have been tool calls so far."""
 
     index: int
     text: str
     logprobs: tuple[TokenLogprob, ...]
     tokens: int
     finish: FinishReason | None
+    parts: tuple[Part, ...] = ()
+    called: bool = False
 
 
 class Transcript:
@@ -41,11 +46,17 @@ class Transcript:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, stops: Sequence[str] = (), *, index: int = 0, context: Sequence[int] = ()
+        self,
+        vocabulary: Vocabulary,
+        stops: Sequence[str] = (),
+        *,
+        index: int = 0,
+        context: Sequence[int] = (),
+        shown: Collection[str] = frozenset(),
     ) -> None:
         self._index = index
         self._text_of = vocabulary.text_of
-        self._detokenizer = Detokenizer(vocabulary, context)
+        self._detokenizer = Detokenizer(vocabulary, context, shown=shown)
         self._scanner = StopScanner(stops)
         self._pending: list[TokenLogprob] = []
         self._decoded = 0

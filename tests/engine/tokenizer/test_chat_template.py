@@ -203,3 +203,12 @@ def test_a_template_does_not_leave_the_sandbox(source: str) -> None:
     with pytest.raises((SecurityError, TemplateError, OverflowError, TypeError)):
         render_jinja_template([messages], None, None, source, **SPECIAL)
     assert messages == [{"role": "user", "content": "hi"}]
+
+
+def test_the_variables_of_a_template_are_known_and_given() -> None:
+    assigned = "{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}{{ level or 'none' }}"
+    template = ChatTemplate(assigned, SPECIAL)
+    assert {"tools", "level"} <= template.names
+    assert "tools" not in ChatTemplate("{{ messages }}{% set tools = 1 %}", SPECIAL).names
+    assert template.render([], tools=[{"a": 1}], options={"level": "high", "tools": 2}) == "[{'a': 1}]high"
+    assert ChatTemplate("{{ bos_token }}", SPECIAL).render([], options={"bos_token": "other"}) == "other"

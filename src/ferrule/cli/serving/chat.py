@@ -93,13 +93,18 @@ class Talk:
         An answer that Ctrl-C cuts short stays in the history as far as it came; one that fails leaves no trace.
         """
         asked = [*self._messages, {"role": "user", "content": message}]
-        answer = ""
+        from ferrule.cli.serving.client import Reasoning
+
+        answer, thought = "", False
         try:
             with closing(self._server.answer(self.model, asked, **self._options)) as pieces:
                 for piece in pieces:
-                    answer += piece
-                    sys.stdout.write(piece)
+                    if isinstance(piece, Reasoning):
+                        thought = self._think(piece) or thought
+                        continue
+                    sys.stdout.write(f"\n\n{piece}" if thought and not answer else piece)
                     sys.stdout.flush()
+                    answer += piece
         except KeyboardInterrupt:
             self._remember(asked, answer)
             raise
@@ -107,6 +112,13 @@ class Talk:
             sys.stdout.write("\n")
             sys.stdout.flush()
         self._remember(asked, answer)
+
+    def _think(self, piece: str) -> bool:
+        """Print reasoning, on a terminal only and dimmed: it is no part of the answer. Whether it was printed."""
+        if sys.stdout.isatty():
+            sys.stdout.write(f"\x1b[2m{piece}\x1b[0m")
+            sys.stdout.flush()
+        return sys.stdout.isatty()
 
     def _remember(self, asked: Messages, answer: str) -> None:
         if answer:

@@ -18,6 +18,12 @@ ANSWER_SECONDS = 600.0
 """A long prompt on a slow machine takes minutes before the first word."""
 
 
+class Reasoning(str):
+    """Piece of an answer that the model says to itself."""
+
+    __slots__ = ()
+
+
 class ChatServer:
     """A server of the OpenAI API. ``url`` is its address with or without ``/v1``; ``trusted``: a file of certificates
     (PEM) to trust beside those that this system does.
@@ -101,7 +107,8 @@ def base_url(url: str) -> str:
 
 
 def pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The text in a stream of server-sent events. Raises `EngineError` where the server reports one, or stops short."""
+    """The text in a stream of server-sent events, `Reasoning` as such. Raises `EngineError` where the server reports
+    one, or stops short."""
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -115,9 +122,11 @@ def pieces(lines: Iterator[str]) -> Iterator[str]:
         if "error" in event:
             raise EngineError(f"the server reports: {event['error'].get('message', 'an error')}")
         for choice in event.get("choices", []):
-            text = choice.get("delta", {}).get("content")
-            if text:
-                yield text
+            delta = choice.get("delta", {})
+            if delta.get("reasoning_content"):
+                yield Reasoning(delta["reasoning_content"])
+            if delta.get("content"):
+                yield delta["content"]
     raise EngineError("the server closed the connection before the answer was complete")
 
 

@@ -122,6 +122,10 @@ def serve(
         ),
     ] = True,
     encrypt: Encrypt = None,
+    tool_parser: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Format of the model's tool calls; auto: by its chat template; or none."),
+    ] = "auto",
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -149,6 +153,8 @@ def serve(
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+        if tool_parser != "auto":
+            raise ConfigError("models of a cluster choose --tool-parser by themselves: leave it out, or serve --here")
         if not is_loopback(host) and tls is None and not plain_http:
             from ferrule.serve.listener import in_the_clear
 
@@ -183,6 +189,9 @@ def serve(
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
+    from ferrule.serve.tools.families import check_parser
+
+    check_parser(tool_parser)
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
@@ -230,7 +239,7 @@ def serve(
             elif devices and not demo:  # which is split to show something
                 choose_plan = partial(split_as_asked, console, options, devices)
         planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
-        _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls, origins)
+        _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls, origins, tool_parser)
 
 
 def _run(
@@ -244,6 +253,7 @@ def _run(
     api_key: str | None,
     tls: ServerTls | None,
     origins: tuple[str, ...],
+    tool_parser: str,
 ) -> None:
     """Until it is stopped."""
     import asyncio
@@ -266,7 +276,9 @@ def _run(
         port = listener.getsockname()[1]
         show_ready(console, engine, host, port, with_key=api_key is not None, tls=tls, speed=speed)
 
-    asyncio.run(run_server(load, listener, api_key=api_key, tls=tls, origins=origins, on_ready=ready))
+    asyncio.run(
+        run_server(load, listener, api_key=api_key, tls=tls, origins=origins, tool_parser=tool_parser, on_ready=ready)
+    )
 
 
 def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,7 +26,8 @@ from ferrule.errors import ModelError
 class ChatTemplate:
     """The template ``source`` of a model with ``special`` tokens (``bos_token`` and others, by name).
 
-    Raises `ModelError` with the line where it is no program: by its syntax, or a filter or test that does not exist."""
+    ``names``: the variables that it reads. Raises `ModelError` with the line where it is no program: by its syntax, or
+    a filter or test that does not exist."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._special = dict(special)
@@ -38,6 +40,7 @@ class ChatTemplate:
         except (RecursionError, ValueError, MemoryError) as error:
             raise ModelError(f"it cannot be compiled: {error}") from None
         self._strange = _strange(parsed, environment)
+        self.names = frozenset(find_undeclared_variables(parsed))
 
     def fault(self) -> str | None:
         """Fault that makes requests fail: a filter that does not exist in a branch, or a plain message that cannot be
@@ -53,18 +56,14 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation as text. ``messages`` and ``tools`` hold nothing but what JSON has; a message's fields that
-        are None count as left out. Raises whatever the template does."""
+        """The conversation as text. ``messages``, ``tools`` and ``options``, which are further variables, hold nothing
+        but what JSON has; a message's fields that are None count as left out. Raises whatever the template does."""
         given = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        return self._template.render(
-            messages=given,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._special,
-        )
+        own = {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return self._template.render({"documents": None, **self._special, **(options or {}), **own})
 
 
 def _strange(parsed: nodes.Template, environment: ImmutableSandboxedEnvironment) -> str | None:

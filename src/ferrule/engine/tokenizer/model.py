@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ferrule.engine.gguf.tokenizer import read_tokenizer
 from ferrule.engine.tokenizer.chat_template import ChatTemplate
@@ -36,6 +37,8 @@ class ModelTokenizer:
         self._template: ChatTemplate | None = None
         self._fault = "this model has no chat template"
         self.warning: str | None = None
+        self.chat_template: str | None = None
+        self.template_names = frozenset[str]()
         if parts.template is not None:
             self._read_template(parts, str(gguf or _template_file(directory)))
         self.has_chat_template = self._template is not None
@@ -48,6 +51,7 @@ class ModelTokenizer:
             self._fault = f"the chat template of {file} cannot be used ({str(error).rstrip('.')})"
             self.warning = f"{self._fault}: chat is refused, completions are served"
             return
+        self.chat_template, self.template_names = parts.template, self._template.names
         fault = self._template.fault()
         if fault is not None:
             self.warning = f"the chat template of {file} is at fault ({fault}): requests that come upon it are refused"
@@ -67,7 +71,13 @@ class ModelTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.codec.decode(ids, skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as text, special tokens included. Raises `RequestError` where the template refuses it."""
         if self._template is None:
             raise RequestError(
@@ -76,7 +86,7 @@ class ModelTokenizer:
                 code="no_chat_template",
             )
         try:
-            return self._template.render(messages)
+            return self._template.render(messages, tools=tools, options=options)
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's makers
             raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from None
 

@@ -1,0 +1,56 @@
+"""Reading of one chat answer: pieces of text become pieces with parts. Pure, but for the ids that calls get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ferrule.serve.tools.families import Dialect
+from ferrule.serve.tools.parts import Call, Part, Tools
+from ferrule.serve.transcript import Piece, TokenLogprob
+
+
+@dataclass(frozen=True)
+class ChatReading:
+    """How the answer to a prompt that ends with ``prompt_end`` is read. ``tools``: None where no calls are wanted.
+    ``parallel``: whether there may be more than one."""
+
+    dialect: Dialect
+    prompt_end: str = ""
+    tools: Tools | None = None
+    parallel: bool = True
+
+
+class Reading:
+    """Reads one answer. Log-probabilities go with the part that their tokens are in, or the next that is sent."""
+
+    def __init__(self, chat: ChatReading) -> None:
+        self._reader = chat.dialect.reader(chat.prompt_end, chat.tools)
+        self._dialect, self._parallel = chat.dialect, chat.parallel
+        self._calls = 0
+        self._logprobs: list[TokenLogprob] = []
+
+    def push(self, piece: Piece) -> Piece | None:
+        """``piece`` with its parts; None while there is nothing to be sent."""
+        parts = self._reader.push(piece.text)
+        if piece.finish is not None:
+            parts += self._reader.finish(ended=piece.finish == "stop")
+        parts = [self._named(part) if isinstance(part, Call) else part for part in parts]
+        self._logprobs.extend(piece.logprobs)
+        first = next((at for at, part in enumerate(parts) if isinstance(part, Call)), None)
+        if first is not None and not self._parallel:
+            return self._piece(piece, parts[: first + 1], ended=True)
+        return self._piece(piece, parts) if parts or piece.finish is not None else None
+
+    def _named(self, call: Call) -> Call:
+        self._calls += 1
+        return replace(call, id=call.id or self._dialect.new_id(), index=self._calls - 1)
+
+    def _piece(self, piece: Piece, parts: list[Part], *, ended: bool = False) -> Piece:
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return replace(
+            piece,
+            parts=tuple(parts),
+            logprobs=logprobs,
+            called=self._calls > 0,
+            finish="stop" if ended else piece.finish,
+        )
