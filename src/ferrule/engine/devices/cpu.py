@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import HOST_MEMORY, RankGroup
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.process.memory import memory_free
 
 
@@ -38,6 +39,9 @@ class CpuDevice:
     def memory_free(self) -> int:
         free, _ = memory_free()
         return free
+
+    def graphs(self) -> Graphs | None:
+        return None
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks

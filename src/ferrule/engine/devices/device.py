@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.staging import Copier
 
 
@@ -59,6 +60,10 @@ class Device(Protocol):
     def memory_free(self) -> int:
         """Bytes that can still be allocated, by what the device itself says; where tensors are in host memory, also by
         the control group."""
+        ...
+
+    def graphs(self) -> Graphs | None:
+        """Captures of its work, with a pool of their own; None where it has none."""
         ...
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import RankGroup
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.staging import Event, staged
 
@@ -38,6 +39,10 @@ class StagedDevice(ABC):
 
     @abstractmethod
     def memory_free(self) -> int: ...
+
+    @abstractmethod
+    def graphs(self) -> Graphs | None:
+        """See `Device.graphs`."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
