@@ -7,6 +7,7 @@ stays must lie in memory that outlives the graph, and what it made holds until a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
@@ -69,7 +70,9 @@ class TorchGraphs:
     def end(self) -> Graph:
         graph, self._open = self._open, None
         assert graph is not None
-        graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a graph without work: a rank may have nothing to do after a gather
+            graph.capture_end()
         return graph
 
     def abandon(self) -> None:

@@ -88,6 +88,13 @@ class StepRunner:
         """See `Runner.cache_memory`."""
         return self.device.memory_free()
 
+    def captured_room(self) -> int:
+        """See `Runner.captured_room`."""
+        return 0
+
+    def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
+        """See `Runner.reserve`."""
+
     def _step(self, batch: Batch, rows: Sequence[int], length: int) -> None:
         address, received = 0, None
         if not self.shard.has_embedding:
