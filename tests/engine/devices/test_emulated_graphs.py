@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from plugged import plug_in
 
 from ferrule.engine.devices.emulated.device import EmulatedDevice
 from ferrule.engine.devices.emulated.machine import LostDevice, Machine
-from ferrule.engine.devices.graphs import Graph, Graphs
+from ferrule.engine.devices.graphs import Graph, Graphs, TorchGraphs
 
 
 def device(seed: int | None = None) -> tuple[EmulatedDevice, Graphs]:
@@ -129,3 +131,31 @@ def test_captures_are_made_beside_the_other_work_and_a_lost_device_has_none() ->
     for use in (graph.replay, graphs.abandon):
         with pytest.raises(LostDevice, match="fell off"):
             use()
+
+
+def test_cudas_graphs_are_asked_as_torch_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order and with the arguments that `torch.cuda.graph` uses, of torch's own signatures."""
+    said: list[str] = []
+    main, side = (create_autospec(torch.cuda.Stream, instance=True) for _ in range(2))
+    for name, stream in (("main", main), ("side", side)):
+        stream.wait_stream.side_effect = lambda other, name=name: said.append(f"{name} waits")
+    graph = create_autospec(torch.cuda.CUDAGraph, instance=True)
+    graph.capture_begin.side_effect = lambda **given: said.append(f"begin in {given['pool']}")
+    graph.capture_end.side_effect = lambda: said.append("end")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda chosen: nullcontext(said.append("on side")))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("synchronize"))
+    graphs = TorchGraphs(torch.device("cuda", 0))
+    with graphs.beside():
+        graphs.begin()
+        assert graphs.end() is graph
+    assert said == ["side waits", "on side", "begin in the pool", "end", "main waits"]
+    said.clear()
+    graph.capture_end.side_effect = RuntimeError("operation failed due to a previous error during capture")
+    graphs.begin()
+    graphs.abandon()
+    graphs.abandon()
+    assert said == ["begin in the pool", "synchronize", "synchronize"]

@@ -27,6 +27,7 @@ from ferrule.engine.rank.cache.pages import NOTHING, PAGE, WASTE, Layout, PagedC
 from ferrule.engine.rank.cache.rows import Rows
 from ferrule.engine.rank.model import ShardedModel
 from ferrule.engine.rank.recurrent import is_mixer
+from ferrule.plan import CAPTURED_SHARE
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ LEAST_PAGES = 4
 """The smallest bucket of what a row looks back on: 256 tokens."""
 MOST_STEPS = 32
 """Sizes whose steps are kept; of more, those that ran last."""
-MEMORY, SHARE = 1 << 30, 1 / 16
-"""Bytes that captured steps may take, and which part of what is free at most."""
+MEMORY = 1 << 30
+"""Bytes that captured steps may take, and no more than `CAPTURED_SHARE` of what is free."""
 _COPIES = 4
 """Of a layer's keys and values that all rows see: those gathered, and as much again for products made of them."""
 
@@ -56,7 +57,7 @@ def unfit(base: nn.Module) -> str | None:
 
 def memory(free: int) -> int:
     """Bytes for captured steps, of those that are ``free``."""
-    return min(MEMORY, int(free * SHARE))
+    return min(MEMORY, int(free * CAPTURED_SHARE))
 
 
 def room(memory: int, layers: dict[int, Layout]) -> int:
