@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +51,11 @@ class Device(Protocol):
 
     def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
         """As `download`, for several of which the host waits once."""
+        ...
+
+    def download_later(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """As `download_all`, but the host waits when it calls the result: for these, not for what the device was given
+        since."""
         ...
 
     def synchronize(self) -> None:

@@ -89,9 +89,10 @@ class CapturedSteps:
         size = Size(_power(len(batch.spans)), max(LEAST_PAGES, _power(pages)))
         return size if size.rows * size.pages * PAGE <= self._room else None
 
-    def run(self, batch: Batch, size: Size, hidden: Callable[[Tensor], object]) -> Tensor:
+    def run(self, batch: Batch, size: Size, hidden: Callable[[Tensor], object], tokens: Tensor | None = None) -> Tensor:
         """What the stage makes of ``batch``: see `ShardedModel.forward`, with a row for each sequence. It holds until
-        the next batch. ``hidden`` fills in what the stage before has sent."""
+        the next batch. ``hidden`` fills in what the stage before has sent. ``tokens``: on the device, in the place of
+        those of ``batch``."""
         step = self.steps.get(size)
         if step is None:
             step = self.steps[size] = Step(self._model, self._stage, self._device, self._graphs, size)
@@ -101,6 +102,8 @@ class CapturedSteps:
         self.steps.move_to_end(size)
         sequences = [self._model.cache.sequences[span.sequence] for span in batch.spans]
         step.write(batch, [each for each in sequences if isinstance(each, PagedCache)])
+        if tokens is not None:
+            step.inputs[: len(tokens)].copy_(tokens)
         if step.hidden is not None:
             hidden(step.hidden)
         captures = not step.script.refused

@@ -44,6 +44,11 @@ class Runner(Protocol):
         until the next batch."""
         ...
 
+    def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
+        """As `run`, with ``tokens`` (sequences,) on the device in the place of those of ``batch``. None where it cannot
+        do so, and has done nothing."""
+        ...
+
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """Compute the first ``depth`` layers of ``batch``, and return what they make of its tokens ``rows``: (rows,
         width) in host memory. Only ranks of the first stage call it, all of them."""

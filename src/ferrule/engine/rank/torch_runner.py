@@ -79,6 +79,16 @@ class TorchRunner:
                 return None
             return output if self.world.rank == self.plan.driver else None
 
+    def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
+        """See `Runner.run_ahead`. Where there are several ranks they all need the tokens, which the host announces."""
+        size = None if self.captured is None or self.world.size > 1 else self.captured.size(batch)
+        if self.captured is None or size is None:
+            return None
+        for identity in batch.released:
+            self.model.cache.release(identity)
+        with torch.inference_mode():
+            return self.captured.run(batch, size, self._receive, tokens)
+
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """See `Runner.capture`."""
         layer = list(self.model.base.layers)[depth - 1]  # type: ignore[arg-type]

@@ -71,6 +71,10 @@ class StepRunner:
             return None
         return self._result("logits", len(rows), self.description.registers["logits"])
 
+    def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
+        """See `Runner.run_ahead`: tokens are in host memory when they are chosen."""
+        return None
+
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """See `Runner.capture`."""
         self._step(batch, (), self.description.depths[depth - self.shard.first_layer - 1])
