@@ -16,6 +16,7 @@ from tiny_models import CONFIGS, make
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import LostDevice, Machine
 from ferrule.engine.options import RankOptions
+from ferrule.engine.rank import captured
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.cache.pages import pages_for
 from ferrule.engine.rank.captured import Size, unfit
@@ -229,6 +230,20 @@ def test_rows_whose_logits_nobody_wants_and_pages_that_come_back(tmp_path: Path)
     pages = runner.model.cache.pages
     assert pages is not None
     assert sorted(pages._free) == list(range(1, 1 + pages_for(CACHE, 4)))
+
+
+def test_of_many_sizes_those_that_ran_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "MOST_STEPS", 1)
+    (machine, _), given = machines(), answers()[:4]
+    runner, used = reserve(alone(make("llama", tmp_path))), []
+    assert runner.captured is not None
+    single = Batch((Span(1, 8, 1, True),), (5,))
+    for batch in [*given, single, Batch((Span(1, 9, 1, True), Span(2, 14, 1, True)), (5, 5))]:
+        runner.run(batch)
+        runner.device.synchronize()
+        used.append(machine.used)
+    assert list(runner.captured.steps) == [Size(2, 4)]
+    assert used[-1] == used[-3], "what was captured for one row is given back"
 
 
 def replace_sample(span: Span, sample: bool) -> Span:

@@ -148,7 +148,10 @@ def test_cudas_graphs_are_asked_as_torch_wants_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "stream", lambda chosen: nullcontext(said.append("on side")))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("empty"))
     graphs = TorchGraphs(torch.device("cuda", 0))
+    graphs.settle()
+    assert [said.pop(), said.pop()] == ["empty", "synchronize"]
     with graphs.beside():
         graphs.begin()
         assert graphs.end() is graph

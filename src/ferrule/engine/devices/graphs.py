@@ -32,6 +32,10 @@ class Graphs(Protocol):
         later. Captures, and the run before one that lets libraries allocate what they need, are to be made there."""
         ...
 
+    def settle(self) -> None:
+        """Wait for all work, and give back memory that is kept for later: a capture can use neither."""
+        ...
+
     def begin(self) -> None:
         """From now on work is captured, not run."""
         ...
@@ -61,6 +65,10 @@ class TorchGraphs:
         with torch.cuda.stream(self._stream):
             yield
         main.wait_stream(self._stream)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
     def begin(self) -> None:
         self._open = torch.cuda.CUDAGraph()

@@ -70,7 +70,7 @@ class Script:
             received.copy_(home, non_blocking=True)
 
     def _capture(self, step: Callable[[], Tensor]) -> None:
-        self._device.synchronize()
+        self._graphs.settle()
         self._number, self._capturing = 0, True
         with self._graphs.beside():
             try:

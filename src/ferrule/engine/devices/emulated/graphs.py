@@ -95,6 +95,10 @@ class EmulatedGraphs:
             timeline.current = before
         before.after(self._stream.record())
 
+    def settle(self) -> None:
+        self._machine.check()
+        self._machine.timeline.wait_for_all()
+
     def begin(self) -> None:
         self._machine.check()
         if self._machine.timeline.current is not self._stream or self._machine.capturing is not None:
