@@ -56,6 +56,7 @@ class DesiredModel:
     self_test: bool | None = None
     standby: bool | None = None
     encrypt: bool | None = None
+    graphs: bool | None = None
     device: str | None = None
     plan: PlanText | None = None
 

@@ -35,7 +35,7 @@ class EngineOptions:
     tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
-    ``device``: for `device_names.parse_devices`."""
+    ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can."""
 
     model: str
     tensor: int = 1
@@ -51,6 +51,7 @@ class EngineOptions:
     encrypt: bool | None = None
     weights: str | None = None
     device: str = CPU
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -74,8 +75,8 @@ class EngineOptions:
 class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
-    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt`` and ``weights``: as in
-    `EngineOptions`.
+    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights`` and
+    ``graphs``: as in `EngineOptions`.
     """
 
     directory: str
@@ -92,6 +93,7 @@ class RankOptions:
     device: str = CPU
     encrypt: bool | None = None
     weights: str | None = None
+    graphs: bool = True
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -6,12 +6,13 @@ from ferrule.plan.one_machine import plan_machine, require_room, split_advice, t
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
-from ferrule.plan.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
+from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, Runtime
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
 from ferrule.plan.search import SearchResult, best_plan, search
 
 __all__ = [
     "BUILT_IN_ENGINE",
+    "CAPTURED_SHARE",
     "RUNTIMES",
     "Candidate",
     "ClusterSpec",

@@ -196,8 +196,11 @@ BUILT_IN_ENGINE = Runtime(
     state_share=0.5,
     packs=True,
 )
+CAPTURED_SHARE = 1 / 16
+"""Part of an accelerator's free memory that the engine keeps for captured steps."""
 ON_ACCELERATORS = replace(
     BUILT_IN_ENGINE,
+    cache_share=BUILT_IN_ENGINE.cache_share * (1 - CAPTURED_SHARE),
     program_end_operations=None,
     call_operations=1,
     attention_operations=BUILT_IN_ENGINE.attention_operations // FROM_PYTHON,

@@ -4,6 +4,7 @@ from collections import deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.scheduler import Limits, Scheduler
@@ -55,6 +56,7 @@ def drive(
     made: dict[int, list[int]] | None = None,
     *,
     stepwise: bool = False,
+    ahead: bool = False,
 ) -> dict[int, list]:
     scheduler, caches = Scheduler(limits, frozenset({END})), Caches(limits.short)
     for identity, (prompt, params) in requests.items():
@@ -72,8 +74,13 @@ def drive(
         if not under_way:
             break
         batch, sampled = under_way.popleft()
+        following = scheduler.following(batch) if ahead and limits.batches == 1 else None
+        if following is not None:  # with the tokens as the device has them
+            under_way.append((following, caches.run(replace(following, tokens=tuple(sampled)))))
         for sequence, token, reason in scheduler.complete(batch, sampled):
             answers[sequence.identity].append((token, reason))
+        if following is not None:
+            scheduler.begin(following)
     assert not scheduler.by_identity, "requests were left over"
     assert not scheduler.running
     assert not scheduler.waiting
@@ -123,14 +130,15 @@ REQUEST = st.tuples(
     st.sets(st.integers(0, 7)),
     st.integers(0, 30),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_request_gets_what_it_would_get_alone(
-    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool
+    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool, ahead: bool
 ) -> None:
     numbered = dict(enumerate(requests))
     whole = {identity: alone(prompt, params, limits.context) for identity, (prompt, params) in numbered.items()}
     made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
-    answers = drive(limits, numbered, cancel, made, stepwise=stepwise)
+    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead)
     for identity in numbered:
         expected = whole[identity][len(made[identity]) :]
         if identity in cancel:
@@ -176,6 +184,35 @@ def test_an_answer_that_goes_on_is_computed_in_the_steps_in_which_it_was_made() 
         steps += [(span.seen, span.tokens, span.sample) for span in batch.spans]
         scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
     assert steps == [(0, 4, False), (4, 2, False), (6, 1, False), (7, 1, False), (8, 1, True), (9, 1, True)]
+
+
+def test_a_step_follows_before_its_tokens_are_known_where_nothing_else_can_come() -> None:
+    scheduler = Scheduler(Limits(batch_tokens=8, cache_tokens=40, sequences=2, context=20), frozenset({END}))
+    scheduler.add(1, [5] * 3, SamplingParams(max_tokens=3))
+    scheduler.add(2, [5] * 4, SamplingParams())
+    first = scheduler.next_batch()
+    assert first is not None
+    second = scheduler.following(first)
+    assert second is not None
+    assert [(span.sequence, span.seen, span.tokens, span.sample) for span in second.spans] == [
+        (1, 3, 1, True),
+        (2, 4, 1, True),
+    ]
+    assert [one.identity for one, _, _ in scheduler.complete(first, [7, END])] == [1, 2]
+    scheduler.begin(second)
+    assert scheduler.following(second) is None, "the second answer has ended by its token"
+    assert [(one.identity, token) for one, token, _ in scheduler.complete(second, [8, 9])] == [(1, 8)]
+    third = scheduler.next_batch()
+    assert third is not None
+    assert third.released == (2,)
+    assert scheduler.following(third) is None, "the first answer ends by its length"
+    scheduler.complete(third, [9])
+    scheduler.add(3, [5], SamplingParams())
+    one = scheduler.next_batch()
+    assert one is not None
+    assert scheduler.following(one) is not None
+    scheduler.add(4, [5], SamplingParams())
+    assert scheduler.following(one) is None, "a request waits"
 
 
 def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:

@@ -38,6 +38,12 @@ class SmallRunner:
     def cache_memory(self) -> int:
         return 10 * self.tokens
 
+    def captured_room(self) -> int:
+        return self.tokens
+
+    def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
+        self.reserved = (tokens, sequences, captured_room)
+
 
 def on_ranks(count: int, body: Any) -> list[Any]:
     worlds = thread_groups(count)
@@ -61,6 +67,15 @@ def test_ranks_of_other_machines_take_none_of_this_ones_memory() -> None:
 def test_the_rank_with_least_memory_decides_for_all() -> None:
     # Half of it for caches, shared by two ranks, and half of that again in case the caches grow.
     assert room([80_000, 8_000]) == [1000, 1000]
+
+
+def test_all_ranks_make_the_same_caches_and_capture_the_same_steps() -> None:
+    def reserved(world: Any) -> tuple[int, ...]:
+        runner = SmallRunner(world, [80_000, 8_000][world.rank])
+        warm_up(cast(Runner, runner))
+        return runner.reserved
+
+    assert on_ranks(2, reserved) == [(1000, 1, 8_000)] * 2
 
 
 def test_states_take_half_of_what_is_for_caches_at_most() -> None:

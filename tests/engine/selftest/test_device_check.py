@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(device_check, "_WIDTH", 256)
     monkeypatch.setattr(device_check, "_ROUNDS", 1)
     monkeypatch.setattr(device_check, "_TURNS", 2)
-    monkeypatch.setattr(device_check, "_ANSWER", 2)
+    monkeypatch.setattr(device_check, "_ANSWER", 4)
     open_device("emulated", 1)
     return plug_in(Machine(0))
 
@@ -46,7 +46,10 @@ def test_a_device_that_is_right(small: Machine) -> None:
         "packed weights: Q4_K",
         "packed experts",
         "the embedded model, int4",
+        "captured steps, int4",
     } <= {check.name for check in report.checks}
+    steps = [check.detail for check in report.checks if check.name.startswith("captured")]
+    assert steps == ["4 tokens, 1 launch in each step"] * 2
     assert report.title == "emulated:0"
     assert report.memory_bytes == small.memory
     assert small.used == 0, "all is given back"

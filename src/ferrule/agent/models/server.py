@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
+    "graphs",
 )  # fmt: skip
 
 

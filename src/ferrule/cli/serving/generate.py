@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrule.cli.serving.model import MODEL, Device, Dtype, MaxContext, Pp, SelfTest, Threads, Tp, Weights
+from ferrule.cli.serving.model import MODEL, Device, Dtype, Graphs, MaxContext, Pp, SelfTest, Threads, Tp, Weights
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 
@@ -57,6 +57,7 @@ def generate(
     max_context: MaxContext = None,
     threads: Threads = None,
     self_test: SelfTest = True,
+    graphs: Graphs = True,
 ) -> None:
     """Load a model, print its answer to one prompt, and exit."""
     require("serve", "ferrule generate")
@@ -79,6 +80,7 @@ def generate(
         max_context=max_context,
         threads=threads,
         self_test=self_test,
+        graphs=graphs,
         weights=weights,
         device=device or CPU,
     )

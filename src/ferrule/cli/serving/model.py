@@ -55,6 +55,14 @@ SelfTest = Annotated[
         help="Compare a split model with the same model in one piece before it is ready.",
     ),
 ]
+Graphs = Annotated[
+    bool,
+    typer.Option(
+        "--graphs/--no-graphs",
+        envvar="FERRULE_GRAPHS",
+        help="Capture the steps of answers as graphs, on devices that have them (cuda).",
+    ),
+]
 
 
 Encrypt = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ferrule.engine.devices.device import HOST_MEMORY
+from ferrule.engine.devices.graphs import Graphs, TorchGraphs
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
@@ -50,3 +51,7 @@ class TorchAccelerator(TorchCopier, StagedDevice):
             kept = torch.accelerator.memory_reserved() - torch.accelerator.memory_allocated()
             free = torch.accelerator.get_memory_info()[0] + kept
         return min(free, memory_free()[0]) if self.memory_name == HOST_MEMORY else free
+
+    def graphs(self) -> Graphs | None:
+        """CUDA's and HIP's; the graphs of other kinds are not in every torch that runs there."""
+        return TorchGraphs(self.torch_device) if self.torch_device.type == "cuda" else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import HOST_MEMORY, RankGroup
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.process.memory import memory_free
 
 
@@ -32,12 +33,18 @@ class CpuDevice:
     def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
         return list(values)
 
+    def download_later(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        return lambda: list(values)
+
     def synchronize(self) -> None:
         return
 
     def memory_free(self) -> int:
         free, _ = memory_free()
         return free
+
+    def graphs(self) -> Graphs | None:
+        return None
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks

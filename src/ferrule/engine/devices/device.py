@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.staging import Copier
 
 
@@ -52,6 +53,11 @@ class Device(Protocol):
         """As `download`, for several of which the host waits once."""
         ...
 
+    def download_later(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """As `download_all`, but the host waits when it calls the result: for these, not for what the device was given
+        since."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until all that was started is done."""
         ...
@@ -59,6 +65,10 @@ class Device(Protocol):
     def memory_free(self) -> int:
         """Bytes that can still be allocated, by what the device itself says; where tensors are in host memory, also by
         the control group."""
+        ...
+
+    def graphs(self) -> Graphs | None:
+        """Captures of its work, with a pool of their own; None where it has none."""
         ...
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:

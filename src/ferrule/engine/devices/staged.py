@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import RankGroup
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.staging import Event, staged
 
@@ -39,6 +40,10 @@ class StagedDevice(ABC):
     @abstractmethod
     def memory_free(self) -> int: ...
 
+    @abstractmethod
+    def graphs(self) -> Graphs | None:
+        """See `Device.graphs`."""
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
@@ -50,10 +55,17 @@ class StagedDevice(ABC):
         return staged(self, values).arrived()
 
     def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return self.download_later(values)()
+
+    def download_later(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         pieces = [staged(self, each) for each in values]
-        for piece in pieces[-1:]:  # after the others
-            piece.arrived()
-        return [piece.host for piece in pieces]
+
+        def arrived() -> list[Tensor]:
+            for piece in pieces[-1:]:  # after the others
+                piece.arrived()
+            return [piece.host for piece in pieces]
+
+        return arrived
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks if ranks.size == 1 else StagedGroup(ranks, self, in_pieces=alike)

@@ -5,9 +5,13 @@ Where all ranks do so, large tensors are reduced in pieces.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from ferrule.engine.devices.device import CopyingDevice, RankGroup
+from ferrule.engine.devices.script import Script
 from ferrule.staging import Piece, spans, staged
 
 
@@ -19,8 +23,21 @@ class StagedGroup:
     def __init__(self, ranks: RankGroup, device: CopyingDevice, *, in_pieces: bool) -> None:
         self._ranks, self._device, self._in_pieces = ranks, device, in_pieces
         self.rank, self.size = ranks.rank, ranks.size
+        self._script: Script | None = None
+
+    @contextmanager
+    def in_script(self, script: Script) -> Iterator[None]:
+        """Make what is put together meanwhile a part of ``script``; tensors of all sizes go whole."""
+        self._script = script
+        try:
+            yield
+        finally:
+            self._script = None
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
+        if self._script is not None:
+            self._script.exchange(x, x, lambda out, _: self._ranks.all_reduce(out))
+            return x
         flat = x.view(-1)
         parts = [flat[span] for span in spans(len(flat), flat.element_size())] if self._in_pieces else [x]
         for piece in [staged(self._device, part) for part in parts]:
@@ -29,9 +46,17 @@ class StagedGroup:
         return x
 
     def all_gather(self, x: Tensor, /) -> Tensor:
+        if self._script is not None:
+            joined = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+            self._script.exchange(x, joined, lambda out, home: _fill(home, self._ranks.all_gather(out)))
+            return joined
         return self._device.upload(self._ranks.all_gather(self._device.download(x)))
 
     def gather(self, x: Tensor, root: int, /) -> Tensor | None:
+        if self._script is not None:
+            whole = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if root == self.rank else None
+            self._script.exchange(x, whole, lambda out, home: _fill(home, self._ranks.gather(out, root)))
+            return whole
         joined = self._ranks.gather(self._device.download(x), root)
         return None if joined is None else self._device.upload(joined)
 
@@ -42,3 +67,8 @@ class StagedGroup:
         piece = Piece(self._device, x)
         self._ranks.recv(piece.host, src)
         return piece.home()
+
+
+def _fill(home: Tensor | None, values: Tensor | None) -> None:
+    if home is not None and values is not None:
+        home.copy_(values)

@@ -71,6 +71,7 @@ class LocalEngine:
             encrypt=options.encrypt,
             weights=options.weights,
             device=options.device,
+            graphs=options.graphs,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from ferrule.engine.rank.kv_cache import KVCache, Masks
+from ferrule.engine.rank.special_attention.explicit import explicit
 from ferrule.errors import ModelError
 
 NAME = "ferrule"
@@ -72,6 +73,12 @@ def batch_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = getattr(module, WINDOW) if sliding_window is None else sliding_window
     kept_by: int | None = getattr(module, KEPT_BY, None)
+    if cache.rows is not None:
+        if kept_by is None:
+            cache.rows.append(layer, key[0], value[0])
+            kept_by = layer
+        found = cache.rows.attend(kept_by, query[0], scaling, window, softcap, s_aux, chunk)
+        return found.transpose(0, 1).contiguous().unsqueeze(0), None
     outputs = []
     for number, segment in enumerate(cache.segments):
         span = slice(segment.start, segment.stop)
@@ -129,7 +136,7 @@ def attend(
         )[0]
     else:
         tall_sinks = None if sinks is None else sinks.reshape(keys.shape[0], groups, 1).repeat_interleave(new, dim=1)
-        out = _explicit(grouped, keys, values, scaling, mask, softcap, tall_sinks)
+        out = explicit(grouped, keys, values, scaling, mask, softcap, tall_sinks)
     return out.reshape(heads, new, values.shape[2])
 
 
@@ -144,26 +151,3 @@ def causal_mask(
     if window is not None:
         allowed = allowed & (seen > position - window)
     return allowed if chunk is None else allowed & (seen // chunk == position // chunk)
-
-
-def _explicit(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scaling: float | None,
-    mask: Tensor | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention step by step, for logits that torch's fused kernel cannot bend: (heads, queries, width) each."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    logits = torch.matmul(query, keys.transpose(1, 2)).float() * scale
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    if mask is not None:
-        logits = logits.masked_fill(~mask, float("-inf"))
-    if sinks is None:
-        weights = logits.softmax(dim=-1)
-    else:
-        weights = torch.cat([logits, sinks.float()], dim=-1).softmax(dim=-1)[..., :-1]
-    return torch.matmul(weights.to(values.dtype), values)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ferrule.engine.rank.kv_cache import KVCache, State
+from ferrule.engine.rank.cache.sequence import State
+from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.errors import ModelError
 
 CACHE = "cache"

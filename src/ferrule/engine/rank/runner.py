@@ -40,7 +40,13 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Tensor | None:
         """Compute ``batch``, after dropping the caches that it releases. On the driver: logits (rows wanted,
-        vocabulary) in float32, on the device, which may not have computed them yet; on all other ranks None."""
+        vocabulary) in float32, on the device, which may not have computed them yet; on all other ranks None. They hold
+        until the next batch."""
+        ...
+
+    def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
+        """As `run`, with ``tokens`` (sequences,) on the device in the place of those of ``batch``. None where it cannot
+        do so, and has done nothing."""
         ...
 
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
@@ -58,7 +64,17 @@ class Runner(Protocol):
         ...
 
     def cache_memory(self) -> int:
-        """Bytes free for caches and all else on this rank's device."""
+        """Bytes free for caches and all else on this rank's device, without what captured steps may take."""
+        ...
+
+    def captured_room(self) -> int:
+        """Rows times tokens that each looks back on, of the largest step that this rank captures; 0 where it captures
+        none. To be called after `cache_bytes_per_token` and `cache_memory`."""
+        ...
+
+    def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
+        """Make caches for so many tokens of so many sequences at once, where steps are captured. ``captured_room``: the
+        least of all ranks'. No sequence must be under way."""
         ...
 
 

@@ -139,6 +139,34 @@ class Scheduler:
         released, self._released = tuple(self._released), []
         return Batch(tuple(spans), tuple(tokens), released)
 
+    def following(self, batch: Batch) -> Batch | None:
+        """The batch after ``batch``, which is under way, as far as it does not depend on the tokens that are chosen for
+        that: one more token, here 0, of each of its sequences. None where it is not known that none of them ends but by
+        a token that stops it, or where others may come first. It is under way once `begin` is told so."""
+        if self.waiting or len(batch.spans) != len(self.running):
+            return None
+        limits, spans = self.limits, []
+        for span in batch.spans:
+            sequence = self.by_identity.get(span.sequence)
+            if sequence is None or sequence.cancelled or not span.sample:
+                return None
+            tokens, most = len(sequence.tokens) + 1, sequence.params.max_tokens
+            lengthened = limits.short is not None and not sequence.long and tokens > limits.short
+            if tokens >= limits.context or (most is not None and sequence.generated + 1 >= most) or lengthened:
+                return None
+            spans.append(Span(sequence.identity, tokens - 1, 1, True))
+        if self._cached_tokens() + len(spans) > limits.cache_tokens:
+            return None
+        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released))
+
+    def begin(self, batch: Batch) -> None:
+        """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
+        del self._released[: len(batch.released)]
+        for span in batch.spans:
+            sequence = self.by_identity.get(span.sequence)
+            if sequence is not None:
+                sequence.pending = span.tokens
+
     def complete(self, batch: Batch, sampled: Tokens[int]) -> list[tuple[Sequence, int, FinishReason | None]]:
         """Take in the tokens sampled for the spans of ``batch`` that wanted one.
 
@@ -147,10 +175,12 @@ class Scheduler:
         results: list[tuple[Sequence, int, FinishReason | None]] = []
         chosen = iter(sampled)
         for span in batch.spans:
-            sequence = self.by_identity[span.sequence]
+            token = next(chosen) if span.sample else None
+            sequence = self.by_identity.get(span.sequence)
+            if sequence is None:  # it ended by the token before, which was read when this one was being computed
+                continue
             sequence.cached += sequence.pending
             sequence.pending = 0
-            token = next(chosen) if span.sample else None
             if sequence.cancelled:
                 self._remove(sequence)
             elif token is not None:

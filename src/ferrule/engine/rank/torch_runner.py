@@ -13,6 +13,8 @@ from torch import Tensor
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
+from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.rank.probe import output_of
 from ferrule.engine.types import Progress
@@ -41,11 +43,12 @@ class TorchRunner:
 
         self.device, self.device_title = device, f"{device.title}, transformers"
         directory = Path(options.directory)
+        self._stage = device.group(stage, alike=alike)
         self.model: ShardedModel = build(
             directory,
             options.dtype,
             self.shard,
-            device.group(stage, alike=alike),
+            self._stage,
             device,
             loaded,
             options.weights,
@@ -55,6 +58,10 @@ class TorchRunner:
         if kernels:
             self.device_title += f", packed weights by {', '.join(kernels)}"
         self.dtype = str(self.model.dtype).removeprefix("torch.")
+        self._graphs = device.graphs() if options.graphs and unfit(self.model.base) is None else None
+        self._layouts: dict[int, Layout] | None = None
+        self._graph_memory = 0
+        self.captured: CapturedSteps | None = None
 
     def run(self, batch: Batch) -> Tensor | None:
         """See `Runner.run`."""
@@ -62,14 +69,28 @@ class TorchRunner:
             self.model.cache.release(identity)
         if not batch.spans:
             return None
-        inputs, positions, rows = self._uploaded(batch)
+        size = None if self.captured is None else self.captured.size(batch)
         with torch.inference_mode():
-            with self._cached(batch):
-                output = self.model.forward(inputs, positions, rows)
+            if self.captured is not None and size is not None:
+                output = self._rows_of(batch, self.captured.run(batch, size, self._receive))
+            else:
+                inputs, positions, rows = self._uploaded(batch)
+                with self._cached(batch):
+                    output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:
                 self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
                 return None
             return output if self.world.rank == self.plan.driver else None
+
+    def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
+        """See `Runner.run_ahead`. Where there are several ranks they all need the tokens, which the host announces."""
+        size = None if self.captured is None or self.world.size > 1 else self.captured.size(batch)
+        if self.captured is None or size is None:
+            return None
+        for identity in batch.released:
+            self.model.cache.release(identity)
+        with torch.inference_mode():
+            return self.captured.run(batch, size, self._receive, tokens)
 
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """See `Runner.capture`."""
@@ -83,7 +104,9 @@ class TorchRunner:
     def cache_bytes_per_token(self, sequence: int) -> int:
         """See `Runner.cache_bytes_per_token`."""
         self.model.check_trial(sequence)
-        return self.model.cache.sequences[sequence].bytes_per_token
+        cache = self.model.cache.sequences[sequence]
+        self._layouts = layouts(cache)
+        return cache.bytes_per_token
 
     def state_bytes(self, sequence: int) -> int:
         """See `Runner.state_bytes`."""
@@ -92,7 +115,21 @@ class TorchRunner:
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""
         self.device.synchronize()
-        return self.device.memory_free()
+        free = self.device.memory_free()
+        self._graph_memory = memory(free) if self._graphs is not None and self._layouts else 0
+        return free - self._graph_memory
+
+    def captured_room(self) -> int:
+        """See `Runner.captured_room`."""
+        return room(self._graph_memory, self._layouts) if self._layouts else 0
+
+    def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
+        """See `Runner.reserve`."""
+        count = pages_for(tokens, sequences)
+        if self._graphs is None or not self._layouts or not captured_room or count * PAGE > 2 * tokens:
+            return
+        self.model.cache.pages = Pages(self.device, self._layouts, count)
+        self.captured = CapturedSteps(self.model, self._stage, self.device, self._graphs, captured_room)
 
     def _cached(self, batch: Batch) -> AbstractContextManager[None]:
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
@@ -105,5 +142,16 @@ class TorchRunner:
         if self.shard.has_embedding:
             return self.device.upload(torch.tensor([batch.tokens])), positions, rows
         hidden = self.device.empty((1, len(batch.tokens), self.model.hidden_size), self.model.dtype)
-        self.stages.recv(hidden, self.world.rank - self.plan.tensor)
+        self._receive(hidden)
         return hidden, positions, rows
+
+    def _receive(self, hidden: Tensor) -> None:
+        """What the stage before has sent."""
+        self.stages.recv(hidden, self.world.rank - self.plan.tensor)
+
+    def _rows_of(self, batch: Batch, output: Tensor) -> Tensor:
+        """Of the logits of all sequences those that are wanted."""
+        rows = batch.logit_rows()
+        if not self.shard.has_head or len(rows) == len(output):
+            return output
+        return output.index_select(0, self.device.upload(torch.tensor(rows, dtype=torch.long)))

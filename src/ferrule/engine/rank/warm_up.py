@@ -46,14 +46,16 @@ def warm_up(runner: Runner) -> Trial:
     free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)
     tokens = BUILT_IN_ENGINE.cache_tokens(free, per_token, sequences, state)
-    room = np.array([tokens, sequences], dtype=np.int64)
+    room = np.array([tokens, sequences, runner.captured_room()], dtype=np.int64)
     world.all_reduce(room, op="min")
     if room[0] < LEAST_CONTEXT:
         raise EngineError(
             f"after loading, memory is left for {room[0]} tokens of cache ({per_token:,} bytes each on this rank); "
             "free some memory or use more ranks"
         )
-    return Trial(int(room[0]), int(room[1]), seconds, _ridge(runner, seconds, int(room[0])))
+    tokens, sequences, captured = (int(each) for each in room)
+    runner.reserve(tokens, sequences, captured)
+    return Trial(tokens, sequences, seconds, _ridge(runner, seconds, tokens))
 
 
 def _ridge(runner: Runner, token_seconds: float, cache_tokens: int) -> int:

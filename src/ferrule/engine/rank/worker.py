@@ -26,7 +26,7 @@ from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse
 from ferrule.engine.rank.runner import Runner, make_runner
-from ferrule.engine.rank.sampling.sampler import Choice, Sampler, choose_all
+from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
@@ -173,6 +173,8 @@ class Driver:
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
         self.samplers: dict[int, Sampler] = {}
         self.under_way: deque[Batch] = deque()
+        self.unread: tuple[Batch, Choices] | None = None
+        """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
         self.reported = (0, 0)
 
     def loop(self) -> None:
@@ -183,6 +185,9 @@ class Driver:
         """Take in requests and run a batch, if there is any."""
         busy = bool(self.under_way or self.scheduler.by_identity)
         self._take_requests(0.0 if busy else IDLE_PERIOD)
+        if self.unread is not None:
+            self._go_on(*self.unread)
+            return
         while len(self.under_way) < self.depth:
             batch = self.scheduler.next_batch()
             if batch is None:
@@ -218,10 +223,33 @@ class Driver:
         logits = self.runner.run(batch)
         if logits is None:
             raise EngineError("the driver got no logits")
+        wanted = self._wanted(batch)
+        if wanted and not logits.is_cpu:
+            self._go_on(batch, Choices(self.runner.device, logits, wanted))
+        else:
+            self._complete(batch, choose_all(self.runner.device, logits, wanted) if wanted else [])
+
+    def _go_on(self, batch: Batch, choices: Choices) -> None:
+        """Have the step after ``batch`` computed with the tokens as they lie on the device, where they decide nothing
+        else; read them meanwhile. Of a sequence that they end one token more is computed, which nobody sees."""
+        self.unread = None
+        following = self.scheduler.following(batch)
+        if following is not None and not any(self.samplers[each.sequence].looks_back for each in batch.spans):
+            logits = self.runner.run_ahead(following, choices.tokens)
+            if logits is not None:
+                self.unread = following, Choices(self.runner.device, logits, self._wanted(following))
+        self._complete(batch, choices.read())
+        if self.unread is not None:
+            self.scheduler.begin(self.unread[0])
+
+    def _wanted(self, batch: Batch) -> list[tuple[Sampler, list[int], int]]:
+        """Of the sequences of ``batch`` that want a token: see `choose_all`."""
         sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
-        wanted = [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
-        found = choose_all(self.runner.device, logits, wanted) if wanted else []
-        choices = {sequence.identity: choice for sequence, choice in zip(sequences, found, strict=True)}
+        return [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
+
+    def _complete(self, batch: Batch, found: list[Choice]) -> None:
+        numbers = [span.sequence for span in batch.spans if span.sample]
+        choices = dict(zip(numbers, found, strict=True))
         done = self.scheduler.complete(batch, [choice.token for choice in found])
         if done:
             self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])

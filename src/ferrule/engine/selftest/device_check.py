@@ -15,8 +15,10 @@ from ferrule import __version__, fabric
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.captured import Step
 from ferrule.engine.rank.sampling.sampler import Choice, Sampler, choose_all
 from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.rank.warm_up import warm_up
 from ferrule.engine.selftest.device_report import VERSION, Check, DeviceReport
 from ferrule.engine.types import SamplingParams
 from ferrule.engine.weights.device_matrix import DeviceMatrix, hold
@@ -90,6 +92,9 @@ def _checks(name: str, device: Device) -> Iterator[tuple[str, Callable[[], Check
     for weights in (None, "int8", "int4"):
         title = f"the embedded model{f', {weights}' if weights else ''}"
         yield title, lambda weights=weights, title=title: _model(title, name, weights)  # type: ignore[misc]
+    for weights in (None, "int4"):
+        title = f"captured steps{f', {weights}' if weights else ''}"
+        yield title, lambda weights=weights, title=title: _graphs(title, name, weights)  # type: ignore[misc]
 
 
 def _copies(device: Device) -> Check:
@@ -177,21 +182,38 @@ def _experts(device: Device) -> Check:
 
 
 def _model(title: str, name: str, weights: str | None) -> Check:
-    found, seconds = _logits(name, weights)
-    expected, _ = _logits("cpu", weights)
+    found, seconds, _ = _logits(name, weights)
+    expected, _, _ = _logits("cpu", weights)
     error = float((found - expected).abs().max())
     same = bool((found.argmax(-1) == expected.argmax(-1)).all())
     detail = f"{len(found)} tokens through transformers' modules in float32, {'the same' if same else 'others'} chosen"
     return Check(title, error < _LOGITS, detail, {"one_stream_tokens_s": 1 / seconds, "error": error})
 
 
-def _logits(name: str, weights: str | None) -> tuple[Tensor, float]:
-    """Of the last token of a prompt and of some more, and the median seconds of one of those."""
+def _graphs(title: str, name: str, weights: str | None) -> Check:
+    """Steps that are captured, and the same without."""
+    found, seconds, steps = _logits(name, weights, captured=True)
+    expected, plain, _ = _logits(name, weights)
+    error = float((found - expected).abs().max())
+    refused = next((step.script.refused for step in steps if step.script.refused), "")
+    launches = max((step.script.launches for step in steps), default=0)
+    if not steps:
+        detail = "not captured: this kind of device has no graphs here"
+    else:
+        detail = f"not captured: {refused}" if refused else f"{len(found)} tokens, {launches} launch in each step"
+    numbers = {"one_stream_tokens_s": 1 / seconds, "without_tokens_s": 1 / plain, "error": error}
+    return Check(title, error < _LOGITS and not refused, detail[:4000], numbers)
+
+
+def _logits(name: str, weights: str | None, *, captured: bool = False) -> tuple[Tensor, float, list[Step]]:
+    """Of the last token of a prompt and of some more, the median seconds of one of those, and steps ``captured``."""
     plan = make_plan(read_model(str(demo_path())))
     options = RankOptions(str(demo_path()), "float32", plan, 1, 256, 1, 256, (), weights=weights)
     times, found = [], []
     with fabric.init() as world:
         runner = TorchRunner(options, world, world, open_device(name, torch.get_num_threads()))
+        if captured:
+            warm_up(runner)
         batch, seen = Batch((Span(1, 0, len(_PROMPT), True),), _PROMPT), len(_PROMPT)
         for turn in range(_ANSWER):
             begin = time.perf_counter()
@@ -200,7 +222,8 @@ def _logits(name: str, weights: str | None) -> tuple[Tensor, float]:
             found.append(runner.device.download(logits)[0])
             times.append(time.perf_counter() - begin)
             batch, seen = Batch((Span(1, seen, 1, True),), (5 + turn,)), seen + 1
-    return torch.stack(found), statistics.median(times[1:])
+        steps = [] if runner.captured is None else list(runner.captured.steps.values())
+    return torch.stack(found), statistics.median(times[1:]), steps
 
 
 def random_groups(layout: GroupLayout, rows: int, columns: int) -> GroupedMatrix:

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferrule.engine.devices.emulated.graphs import EmulatedGraphs
 from ferrule.engine.devices.emulated.machine import Machine, machine
 from ferrule.engine.devices.emulated.tensor import NAME, register
+from ferrule.engine.devices.graphs import Graphs
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.staging import Event, offer_copier
 
@@ -53,6 +55,9 @@ class EmulatedDevice(StagedDevice):
 
     def memory_free(self) -> int:
         return self.machine.memory - self.machine.used
+
+    def graphs(self) -> Graphs | None:
+        return EmulatedGraphs(self.machine)
 
 
 def stays_lost(index: int) -> bool:

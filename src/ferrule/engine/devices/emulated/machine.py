@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from ferrule.engine.device_names import EMULATED_MEMORY
 from ferrule.engine.devices.emulated.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ferrule.engine.devices.emulated.graphs import EmulatedGraph
 
 _FLOAT_POISON, _BYTE_POISON = float("nan"), 0x5A
 
@@ -22,15 +26,26 @@ class LostDevice(torch.AcceleratorError):
 
 class Machine:
     """``launches``, ``to_device``, ``to_host``: operations and copies so far; ``waits``: those of the host for the
-    device, by their reason, beside events. ``memory`` in bytes; ``seed``: see `Timeline`."""
+    device, by their reason, beside events. ``memory`` in bytes; ``seed``: see `Timeline`. ``capturing``: the graph that
+    takes what is started, if any."""
 
     def __init__(self, index: int, memory: int = EMULATED_MEMORY, seed: int | None = None) -> None:
         self.index, self.memory, self.used = index, memory, 0
-        self.timeline = Timeline(seed)
+        self.timeline = Timeline(seed, self.refuse_in_capture)
         self.launches = self.to_device = self.to_host = 0
         self.waits: Counter[str] = Counter()
+        self.capturing: EmulatedGraph | None = None
         self._lost = ""
         self._pinned: set[int] = set()
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Launches, copies to the device and to the host."""
+        return self.launches, self.to_device, self.to_host
+
+    @counts.setter
+    def counts(self, given: tuple[int, int, int]) -> None:
+        self.launches, self.to_device, self.to_host = given
 
     def check(self) -> None:
         """Raise `LostDevice` if it is."""
@@ -54,12 +69,21 @@ class Machine:
             with torch.inference_mode():
                 work()
 
-        self.timeline.start(later)
+        if self.capturing is not None:
+            self.capturing.add(later)
+        else:
+            self.timeline.start(later)
 
     def wait(self, why: str) -> None:
         """The host waits for all that was started on the current stream."""
+        self.refuse_in_capture(why)
         self.waits[why] += 1
         self.timeline.wait_for_current()
+
+    def refuse_in_capture(self, why: str) -> None:
+        """Raise where work is being captured."""
+        if self.capturing is not None:
+            self.capturing.refuse(why)
 
     def allocate(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A piece of the device's memory as a host tensor, poisoned. Raises `torch.OutOfMemoryError`."""
@@ -76,13 +100,17 @@ class Machine:
         array = np.empty(size, np.uint8)
         self.used += size
         weakref.finalize(array, self._free, size)
-        return poison(torch.from_numpy(array).view(dtype)).as_strided(shape, strides)
+        cells = poison(torch.from_numpy(array).view(dtype)).as_strided(shape, strides)
+        if self.capturing is not None:
+            self.capturing.makes(cells)
+        return cells
 
     def _free(self, size: int) -> None:
         self.used -= size
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory from and to which the device copies by itself, at any time until it was waited for."""
+        self.refuse_in_capture("pinned memory is allocated")
         array = np.empty(max(1, int(np.prod(shape)) * dtype.itemsize), np.uint8)
         self._pinned.add(array.ctypes.data)
         weakref.finalize(array, self._pinned.discard, array.ctypes.data)

@@ -36,6 +36,8 @@ class EmulatedTensor(Tensor):
     owner: Machine
     whole: EmulatedTensor | None
     """Base tensor, if it is a view."""
+    captured: bool
+    """Whether it was made while work was captured: if it is no view, in memory of the graphs' pool."""
 
     @staticmethod
     def __new__(cls, cells: Tensor, owner: Machine, whole: EmulatedTensor | None = None) -> EmulatedTensor:
@@ -49,6 +51,7 @@ class EmulatedTensor(Tensor):
                 device=torch.device(NAME, owner.index),
             )
         made.cells, made.owner, made.whole = cells, owner, whole
+        made.captured = owner.capturing is not None
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -59,6 +62,10 @@ class EmulatedTensor(Tensor):
         kwargs = kwargs or {}
         owner = next(leaf.owner for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, EmulatedTensor))
         owner.check()
+        if owner.capturing is not None:
+            for whole in (_whole(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, EmulatedTensor)):
+                if not whole.captured:
+                    owner.capturing.reads(whole)
         if func.namespace in _COLLECTIVES:
             return _collective(func, args, kwargs)
         if func is aten._fused_sdp_choice.default:

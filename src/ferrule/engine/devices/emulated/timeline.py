@@ -46,9 +46,10 @@ class Stream:
 
 
 class Timeline:
-    """All streams of one device. ``waits``: how often the host waited."""
+    """All streams of one device. ``waits``: how often the host waited. ``may_wait``: raises where it must not."""
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, may_wait: Callable[[str], None] = lambda why: None) -> None:
+        self._may_wait = may_wait
         self._random = None if seed is None else random.Random(seed)
         self.default = Stream(self)
         self.streams = [self.default]
@@ -67,11 +68,13 @@ class Timeline:
             self._run_some()
 
     def wait_for(self, event: Event) -> None:
+        self._may_wait("the host waits for an event")
         self.waits += 1
         while not event.happened:
             self._next(event.stream)
 
     def wait_for_all(self) -> None:
+        self._may_wait("the host waits for the device")
         self.waits += 1
         for stream in self.streams:
             while stream.waiting:

@@ -7,7 +7,7 @@ asked about their probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,19 +35,32 @@ class Chosen(NamedTuple):
     ids: Tensor | None = None
 
 
-def choose_there(device: Device, logits: Tensor, contexts: Sequence[Context], chances: Sequence[float]) -> Chosen:
+class Choosing(NamedTuple):
+    """``tokens`` (sequences,) on the device, each one of the vocabulary even where there is none to choose. ``read``:
+    waits for them and what was asked about them, but not for what the device was given since."""
+
+    tokens: Tensor
+    read: Callable[[], Chosen]
+
+
+def choose_there(device: Device, logits: Tensor, contexts: Sequence[Context], chances: Sequence[float]) -> Choosing:
     """``logits`` (sequences, vocabulary) on ``device``, in float32; ``chances``: of [0, 1), one for each sequence."""
     with torch.inference_mode():
         scores = penalised(logits, contexts, device.upload)
         tokens = _tokens(device, scores, [context.params for context in contexts], chances)
         wanted = [context.params.logprobs for context in contexts if context.params.logprobs is not None]
-        if not wanted:
-            return Chosen(device.download_all([tokens])[0].tolist())
-        logprobs = reported(logits)
-        own = logprobs.gather(-1, tokens.clamp_max(logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
-        top, ids = logprobs.topk(min(max(wanted), logits.shape[-1]))
-        host, *about = device.download_all([tokens, own, top, ids])
+        valid, asked = tokens.clamp_max(logits.shape[-1] - 1), [tokens]
+        if wanted:
+            logprobs = reported(logits)
+            top, ids = logprobs.topk(min(max(wanted), logits.shape[-1]))
+            asked += [logprobs.gather(-1, valid.unsqueeze(-1)).squeeze(-1), top, ids]
+        arrived = device.download_later(asked)
+
+    def read() -> Chosen:
+        host, *about = arrived()
         return Chosen(host.tolist(), *about)
+
+    return Choosing(valid, read)
 
 
 def _tokens(device: Device, scores: Tensor, params: Sequence[SamplingParams], chances: Sequence[float]) -> Tensor:

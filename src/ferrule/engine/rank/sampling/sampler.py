@@ -60,6 +60,12 @@ class Sampler:
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether its choices depend on the tokens before."""
+        params = self.params
+        return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
     def chance(self) -> float:
         """The random number of the next token, of [0, 1)."""
         self.drawn += 1
@@ -71,11 +77,25 @@ def choose_all(device: Device, logits: Tensor, wanted: Tokens[tuple[Sampler, Tok
     and how many of these were given. Raises `EngineError` where no logit is a number."""
     if logits.is_cpu:
         return [one.choose(row, tokens, prompt) for row, (one, tokens, prompt) in zip(logits, wanted, strict=True)]
-    contexts = [Context(one.params, tokens, prompt) for one, tokens, prompt in wanted]
-    chosen = choose_there(device, logits, contexts, [one.chance() for one, _, _ in wanted])
-    if logits.shape[-1] in chosen.tokens:
-        raise EngineError(_NO_NUMBERS)
-    return [_choice(chosen, row, context.params.logprobs) for row, context in enumerate(contexts)]
+    return Choices(device, logits, wanted).read()
+
+
+class Choices:
+    """Choices that a device makes, as by `choose_all`, which the host reads later. ``tokens`` (sequences,): on the
+    device."""
+
+    def __init__(self, device: Device, logits: Tensor, wanted: Tokens[tuple[Sampler, Tokens[int], int]]) -> None:
+        self._contexts = [Context(one.params, tokens, prompt) for one, tokens, prompt in wanted]
+        self._none = logits.shape[-1]
+        self._choosing = choose_there(device, logits, self._contexts, [one.chance() for one, _, _ in wanted])
+        self.tokens = self._choosing.tokens
+
+    def read(self) -> list[Choice]:
+        """Raises `EngineError` where no logit of a sequence is a number."""
+        chosen = self._choosing.read()
+        if self._none in chosen.tokens:
+            raise EngineError(_NO_NUMBERS)
+        return [_choice(chosen, row, context.params.logprobs) for row, context in enumerate(self._contexts)]
 
 
 def _choice(chosen: Chosen, row: int, alternatives: int | None) -> Choice:

@@ -71,6 +71,10 @@ class StepRunner:
             return None
         return self._result("logits", len(rows), self.description.registers["logits"])
 
+    def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
+        """See `Runner.run_ahead`: tokens are in host memory when they are chosen."""
+        return None
+
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """See `Runner.capture`."""
         self._step(batch, (), self.description.depths[depth - self.shard.first_layer - 1])
@@ -87,6 +91,13 @@ class StepRunner:
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""
         return self.device.memory_free()
+
+    def captured_room(self) -> int:
+        """See `Runner.captured_room`."""
+        return 0
+
+    def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
+        """See `Runner.reserve`."""
 
     def _step(self, batch: Batch, rows: Sequence[int], length: int) -> None:
         address, received = 0, None
