@@ -8,7 +8,7 @@ from ferrule.engine.devices.device import HOST_MEMORY
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
-from ferrule.staging import TorchCopier, accelerators
+from ferrule.staging import TorchCopier, accelerators, is_integrated
 
 BUILDS = {
     "cuda": "NVIDIA or AMD GPU, with a torch that is built for CUDA or ROCm, and the driver",
@@ -32,12 +32,9 @@ class TorchAccelerator(TorchCopier, StagedDevice):
         super().__init__(torch.device(kind, index))
         torch.accelerator.set_device_index(index)
         self.title = f"{kind}:{index}"
-        self.memory_name = HOST_MEMORY if kind == "mps" else self.title
+        self.memory_name = HOST_MEMORY if is_integrated(self.torch_device) else self.title
         if kind != "mps":
-            properties = torch.get_device_module(kind).get_device_properties(index)
-            self.title += f" ({properties.name})"
-            if getattr(properties, "is_integrated", False):
-                self.memory_name = HOST_MEMORY
+            self.title += f" ({torch.get_device_module(kind).get_device_properties(index).name})"
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()

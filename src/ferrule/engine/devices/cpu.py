@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ class CpuDevice:
     def memory_free(self) -> int:
         free, _ = memory_free()
         return free
+
+    def visible(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -34,6 +35,14 @@ class StagedDevice(ABC):
         """See `Copier.follow`."""
 
     @abstractmethod
+    def host_view(self, values: Tensor) -> Tensor | None:
+        """See `Copier.host_view`."""
+
+    @abstractmethod
+    def visible(self) -> AbstractContextManager[object]:
+        """See `Device.visible`."""
+
+    @abstractmethod
     def synchronize(self) -> None: ...
 
     @abstractmethod
@@ -47,10 +56,10 @@ class StagedDevice(ABC):
         return self.empty(tuple(values.shape), values.dtype).copy_(host, non_blocking=True)
 
     def download(self, values: Tensor) -> Tensor:
-        return staged(self, values).arrived()
+        return staged(self, values, apart=True).arrived()
 
     def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
-        pieces = [staged(self, each) for each in values]
+        pieces = [staged(self, each, apart=True) for each in values]
         for piece in pieces[-1:]:  # after the others
             piece.arrived()
         return [piece.host for piece in pieces]

@@ -59,8 +59,8 @@ class TorchRunner:
             self.model.cache.release(identity)
         if not batch.spans:
             return None
-        inputs, positions, rows = self._uploaded(batch)
-        with torch.inference_mode():
+        with torch.inference_mode(), self.device.visible():
+            inputs, positions, rows = self._uploaded(batch)
             with self._cached(batch):
                 output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferrule.engine.devices.device import HOST_MEMORY
 from ferrule.engine.devices.emulated.machine import Machine, machine
-from ferrule.engine.devices.emulated.tensor import NAME, register
+from ferrule.engine.devices.emulated.tensor import NAME, EmulatedTensor, register
 from ferrule.engine.devices.staged import StagedDevice
+from ferrule.process.memory import memory_free
 from ferrule.staging import Event, offer_copier
 
 STAYS_LOST = "FERRULE_EMULATED_LOST"
@@ -33,7 +36,8 @@ class EmulatedDevice(StagedDevice):
     def __init__(self, index: int = 0) -> None:
         _known()
         self.machine = machine(index)
-        self.title = self.memory_name = f"{NAME}:{index}"
+        self.title = f"{NAME}:{index}"
+        self.memory_name = HOST_MEMORY if self.machine.unified else self.title
         self.torch_device = torch.device(NAME, index)
         if stays_lost(index):
             self.machine.lose("is not back on the bus")
@@ -47,12 +51,19 @@ class EmulatedDevice(StagedDevice):
     def follow(self, event: Any) -> None:
         self.machine.timeline.current.after(event)
 
+    def host_view(self, values: Tensor) -> Tensor | None:
+        return values.cells.detach() if self.machine.unified and isinstance(values, EmulatedTensor) else None
+
+    def visible(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         self.machine.check()
         self.machine.timeline.wait_for_all()
 
     def memory_free(self) -> int:
-        return self.machine.memory - self.machine.used
+        free = self.machine.memory - self.machine.used
+        return min(free, memory_free()[0]) if self.machine.unified else free
 
 
 def stays_lost(index: int) -> bool:
