@@ -34,6 +34,7 @@ SETTINGS: Final = (
     Setting("serve.plain_http", "FERRULE_PLAIN_HTTP", (bool,), "false", "let `serve` do without TLS beyond loopback"),
     Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
+    Setting("engine.device_peers", "FERRULE_DEVICE_PEERS", (str,), "auto", "NCCL, RCCL in a host: auto, always, never"),
     Setting("models.path", "FERRULE_MODEL_PATH", (list,), "none", "directories that hold models", os.pathsep),
     Setting("models.cache", "FERRULE_MODEL_CACHE", (str,), "the user's cache", "where parts of models are kept"),
     Setting("models.move_back", "FERRULE_MOVE_BACK", _DURATION, "30 s", "before a model returns to a host, or never"),

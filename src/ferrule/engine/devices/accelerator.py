@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from ferrule.engine.devices.device import HOST_MEMORY
+from ferrule.engine.devices.peers.device_group import DeviceGroup, TorchPeers, torch_backend
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
@@ -35,6 +38,13 @@ class TorchAccelerator(TorchCopier, StagedDevice):
         self.memory_name = HOST_MEMORY if is_integrated(self.torch_device) else self.title
         if kind != "mps":
             self.title += f" ({torch.get_device_module(kind).get_device_properties(index).name})"
+
+    @property
+    def peer_backend(self) -> str:
+        return torch_backend(self.torch_device.type)
+
+    def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
+        return TorchPeers(self.torch_device, directory, rank, size)
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()

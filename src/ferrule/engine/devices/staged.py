@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import RankGroup
+from ferrule.engine.devices.peers.device_group import DeviceGroup
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.staging import Event, staged
 
@@ -41,6 +43,16 @@ class StagedDevice(ABC):
     @abstractmethod
     def visible(self) -> AbstractContextManager[object]:
         """See `Device.visible`."""
+
+    @property
+    @abstractmethod
+    def peer_backend(self) -> str:
+        """Name of what `peers` uses; empty where devices of a host cannot exchange by themselves."""
+
+    @abstractmethod
+    def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
+        """Join ``size`` ranks of this host, of which this one is ``rank``, that share a private ``directory``. May wait
+        for the others without an end, and raise what the library does."""
 
     @abstractmethod
     def synchronize(self) -> None: ...

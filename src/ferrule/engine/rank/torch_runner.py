@@ -20,7 +20,8 @@ from ferrule.fabric import Group
 
 
 class TorchRunner:
-    """`Runner`. ``stage``: the ranks of this rank's stage; ``alike``: as for `Device.group`."""
+    """`Runner`. ``stage``: the ranks of this rank's stage; ``alike``: as for `Device.group`. ``parts``: ``stage`` for
+    tensors of the device, where that is not the device's own way."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class TorchRunner:
         on_progress: Callable[[Progress], None] = lambda progress: None,
         *,
         alike: bool = True,
+        parts: RankGroup | None = None,
     ) -> None:
         self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
         self.shard = self.plan.shards[world.rank]
@@ -45,7 +47,7 @@ class TorchRunner:
             directory,
             options.dtype,
             self.shard,
-            device.group(stage, alike=alike),
+            parts or device.group(stage, alike=alike),
             device,
             loaded,
             options.weights,

@@ -220,6 +220,7 @@ class Driver:
         sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
         wanted = [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
         found = choose_all(self.runner.device, logits, wanted) if wanted else []
+        self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
         choices = {sequence.identity: choice for sequence, choice in zip(sequences, found, strict=True)}
         done = self.scheduler.complete(batch, [choice.token for choice in found])
         if done:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from ferrule.engine.devices.device import HOST_MEMORY
 from ferrule.engine.devices.emulated.machine import Machine, machine
+from ferrule.engine.devices.emulated.peers import EmulatedPeers
 from ferrule.engine.devices.emulated.tensor import NAME, EmulatedTensor, register
+from ferrule.engine.devices.peers.device_group import DeviceGroup
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.process.memory import memory_free
 from ferrule.staging import Event, offer_copier
@@ -22,6 +24,8 @@ from ferrule.staging import Event, offer_copier
 STAYS_LOST = "FERRULE_EMULATED_LOST"
 """Variable that names a directory: while there is a file in it that has a device's number as its name, that device is
 lost. SIGUSR1 makes one where the directory is there."""
+PEERS = "FERRULE_EMULATED_PEERS"
+"""Variable that, set to 1, lets the accelerators of a host exchange by themselves."""
 
 
 @cache
@@ -56,6 +60,13 @@ class EmulatedDevice(StagedDevice):
 
     def visible(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+    @property
+    def peer_backend(self) -> str:
+        return "sockets" if os.environ.get(PEERS) == "1" else ""
+
+    def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
+        return EmulatedPeers(self.machine, directory, rank, size)
 
     def synchronize(self) -> None:
         self.machine.check()
