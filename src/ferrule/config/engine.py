@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ferrule.config.values import read_choice
 
 DEVICE_PEERS = ("auto", "always", "never")
-"""Whether devices of one host exchange tensors by themselves (NCCL, RCCL, XCCL): where they can; they must; no."""
+"""Whether devices of one host exchange tensors by themselves (NCCL, RCCL): where they can; they must; no."""
 
 
 def device_peers(environ: Mapping[str, str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ferrule.engine.devices.device import HOST_MEMORY
-from ferrule.engine.devices.peers.device_group import DeviceGroup, TorchPeers, torch_backend
+from ferrule.engine.devices.peers.device_group import DeviceGroup, TorchPeers, nccl, torch_backend
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
@@ -44,7 +45,7 @@ class TorchAccelerator(TorchCopier, StagedDevice):
         return torch_backend(self.torch_device.type)
 
     def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
-        return TorchPeers(self.torch_device, directory, rank, size)
+        return TorchPeers(directory, rank, size, partial(nccl, self.torch_device))
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()

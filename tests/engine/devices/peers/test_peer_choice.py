@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from thread_group import Shared, ThreadGroup, run_ranks
 
 from ferrule.config import device_peers
 from ferrule.engine.devices.emulated.machine import LostDevice
 from ferrule.engine.devices.peers.choice import Offer, objections, units
-from ferrule.engine.devices.peers.device_group import torch_backend
+from ferrule.engine.devices.peers.device_group import TorchPeers, torch_backend
 from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.errors import ConfigError, FabricError
 
@@ -43,7 +46,26 @@ def test_the_setting_is_one_of_three() -> None:
     assert device_peers({"FERRULE_DEVICE_PEERS": "never"}) == "never"
     with pytest.raises(ConfigError, match="FERRULE_DEVICE_PEERS='yes' is none of auto, always, never"):
         device_peers({"FERRULE_DEVICE_PEERS": "yes"})
-    assert torch_backend("mps") == ""
+    assert torch_backend("mps") == torch_backend("xpu") == ""
+
+
+def test_torchs_backends_are_called_as_they_want(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By gloo, whose backend object has the methods of NCCL's."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def gloo(store: Any, rank: int, size: int) -> Any:
+        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
+
+    def body(stage: ThreadGroup) -> list[list[float]]:
+        peers = TorchPeers(tmp_path, stage.rank, 2, gloo)
+        x, out = torch.tensor([1.0 + stage.rank]), torch.zeros(2)
+        peers.all_gather(x, out)
+        summed = x.clone()
+        peers.all_reduce(summed)
+        peers.broadcast(x, 1)
+        return [out.tolist(), summed.tolist(), x.tolist()]
+
+    assert run_ranks(2, body) == [[[1, 2], [3], [2]]] * 2
 
 
 @dataclass

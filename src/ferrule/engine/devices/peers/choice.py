@@ -44,7 +44,7 @@ def _objection(offers: Sequence[Offer]) -> str:
     if any(offer.wish == "never" for offer in offers):
         return f"{names}: FERRULE_DEVICE_PEERS=never"
     if any(not offer.backend for offer in offers):
-        return f"{names}: torch has no backend for all of them (NCCL, RCCL, XCCL)"
+        return f"{names}: torch has no backend for all of them (NCCL, RCCL)"
     if len({offer.backend for offer in offers}) > 1:
         return f"{names}: they have different backends"
     if len({offer.device for offer in offers}) < len(offers):
