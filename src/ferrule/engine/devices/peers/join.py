@@ -60,7 +60,8 @@ def tensor_group(world: Group, stage: Group, device: Device, *, alike: bool) -> 
     if reasons and any(offer.wish == "always" for offer in offers):
         raise EngineError(f"FERRULE_DEVICE_PEERS=always, but devices of one host cannot: {'; '.join(reasons)}")
     for reason in reasons:
-        log.warning("devices of one host exchange through its memory: %s", reason)
+        level = logging.INFO if reason in objections(offers) else logging.WARNING
+        log.log(level, "devices of a host exchange through its memory: %s", reason)
     if all(len(each) == 1 for each in chosen):
         return staged
     between, ends = None, [] if peers is None else [peers.abort]
