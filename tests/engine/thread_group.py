@@ -38,12 +38,13 @@ class ThreadGroup:
             total = total + value
         return x.copy_(total)
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._exchange(x.clone()))
-
-    def gather(self, x: torch.Tensor, root: int) -> torch.Tensor | None:
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         joined = torch.cat(self._exchange(x.clone()))
-        return joined if self.rank == root else None
+        return joined if out is None else out.copy_(joined)
+
+    def gather(self, x: torch.Tensor, root: int, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        joined = torch.cat(self._exchange(x.clone()))
+        return None if self.rank != root else joined if out is None else out.copy_(joined)
 
     def send(self, x: torch.Tensor, dst: int) -> None:
         with self.shared.arrived:

@@ -78,6 +78,30 @@ def large_ones_in_pieces(rank: int, size: int) -> None:
     assert_close(share.cpu(), size * (values + rank))
 
 
+def in_place(rank: int, size: int) -> None:
+    """On a device whose memory the host sees: no copies, one wait also before the host writes, and the same results."""
+    one, group = machine(0), dist.new_group()
+    x, many = _on_device(torch.full((5,), 1.0 + rank)) * 2, _on_device(torch.zeros(size, 5)) + 1
+    rows = [row.clone() for row in many]
+    copies = (one.to_host, one.to_device)
+    assert _waits(lambda: dist.all_reduce(x)) == 1
+    assert _waits(lambda: torch_names.all_gather_single(many, x)) == 1
+    assert _waits(lambda: dist.all_gather(rows, x)) == 1
+    assert _waits(lambda: dist.broadcast(x, 0)) == 1
+    works = [dist.all_reduce(many.t(), async_op=True), dist.all_reduce(rows[0], async_op=True)]
+    for work in works:
+        work.wait()
+    large = _on_device(torch.zeros(_LARGE)) + rank
+    copies = (copies[0], copies[1] + 1)
+    dist.all_reduce(large, group=group)
+    assert (one.to_host, one.to_device) == copies
+    total = float(size * (size + 1))
+    assert_close(x.cpu(), torch.full((5,), total))
+    assert_close(many.cpu(), torch.full((size, 5), size * total))
+    assert_close(rows[0].cpu(), torch.full((5,), size * total))
+    assert_close(large.cpu(), torch.full((_LARGE,), float(sum(range(size)))))
+
+
 def streams_are_kept(rank: int, size: int) -> None:
     """A collective is after what its stream was given before, and before what a stream is given after a wait for it."""
     one, two = module.Stream(), module.Stream()

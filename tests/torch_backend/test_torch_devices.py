@@ -17,8 +17,9 @@ NOT_THERE = {
 EVERYWHERE = [check for check in checks_of(collective_checks, group_checks, framework_checks) if check not in NOT_THERE]
 
 
-def all_right(checks: list[str], devices: list[str]) -> None:
-    failures = run_checks(checks, len(devices), devices=devices)
+def all_right(checks: list[str], devices: list[str], *, unified: bool = False) -> None:
+    env = {"FERRULE_EMULATED_UNIFIED": "1"} if unified else {}
+    failures = run_checks(checks, len(devices), env, devices)
     assert not any(failures.values()), "\n".join(f"{check}: {text}" for check, text in failures.items() if text)
 
 
@@ -27,7 +28,13 @@ def all_right(checks: list[str], devices: list[str]) -> None:
 def test_what_works_in_host_memory_works_on_devices_also_of_some_ranks(devices: list[str]) -> None:
     """But what torch builds on collectives, such as DTensor, calls others for other kinds of device."""
     alike = len(set(devices)) == 1
-    all_right([check for check in EVERYWHERE if alike or not check.startswith("framework")], devices)
+    checks = [check for check in EVERYWHERE if alike or not check.startswith("framework")]
+    all_right(checks, devices, unified=not alike)
+
+
+@pytest.mark.slow
+def test_memory_that_the_host_sees_is_used_in_place() -> None:
+    all_right(["device_checks.in_place", "device_checks.streams_are_kept"], ["", ""], unified=True)
 
 
 @pytest.mark.slow

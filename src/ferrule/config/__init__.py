@@ -1,7 +1,7 @@
 """Settings: defaults < file < environment < flags."""
 
 from ferrule.config.catalogue import SETTINGS, Setting
-from ferrule.config.engine import pins_threads, uses_vendor_kernels
+from ferrule.config.engine import device_peers, pins_threads, uses_vendor_kernels
 from ferrule.config.fabric import (
     DEFAULT_TIMEOUT,
     OUTER_JOB,
@@ -36,6 +36,7 @@ __all__ = [
     "check_transport",
     "config_path",
     "current_values",
+    "device_peers",
     "environment",
     "fabric_settings",
     "host_id",

@@ -37,6 +37,7 @@ SETTINGS: Final = (
     Setting("serve.graphs", "FERRULE_GRAPHS", (bool,), "true", "capture steps on devices that can"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
     Setting("engine.vendor_kernels", "FERRULE_VENDOR_KERNELS", (bool,), "true", "allow kernels of other libraries"),
+    Setting("engine.device_peers", "FERRULE_DEVICE_PEERS", (str,), "auto", "NCCL, RCCL in a host: auto, always, never"),
     Setting("models.path", "FERRULE_MODEL_PATH", (list,), "none", "directories that hold models", os.pathsep),
     Setting("models.cache", "FERRULE_MODEL_CACHE", (str,), "the user's cache", "where parts of models are kept"),
     Setting(

@@ -6,6 +6,14 @@ from collections.abc import Mapping
 
 from ferrule.config.values import read_choice
 
+DEVICE_PEERS = ("auto", "always", "never")
+"""Whether devices of one host exchange tensors by themselves (NCCL, RCCL): where they can; they must; no."""
+
+
+def device_peers(environ: Mapping[str, str]) -> str:
+    """``FERRULE_DEVICE_PEERS``, one of `DEVICE_PEERS`. Raises `ConfigError`."""
+    return read_choice(environ, "FERRULE_DEVICE_PEERS", DEVICE_PEERS, f"none of {', '.join(DEVICE_PEERS)}")
+
 
 def pins_threads(environ: Mapping[str, str]) -> bool:
     """``FERRULE_PIN``: whether a rank's threads are tied to cores of their own. Raises `ConfigError`."""

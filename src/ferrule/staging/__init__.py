@@ -3,6 +3,7 @@
 from ferrule.staging.copier import ACCELERATORS, Copier, Event, TorchCopier, accelerators, copier_of, offer_copier
 from ferrule.staging.pieces import PIECE_BYTES, Piece, spans, staged
 from ferrule.staging.uploads import UPLOAD_BYTES, Uploads
+from ferrule.staging.visible import is_integrated
 
 __all__ = [
     "ACCELERATORS",
@@ -15,6 +16,7 @@ __all__ = [
     "Uploads",
     "accelerators",
     "copier_of",
+    "is_integrated",
     "offer_copier",
     "spans",
     "staged",

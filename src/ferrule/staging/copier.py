@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ferrule.staging.host_memory import LentMemory
+from ferrule.staging.trial import objection
+from ferrule.staging.visible import VisibleMemory, visible_memory
 
+log = logging.getLogger(__name__)
 ACCELERATORS = ("cuda", "xpu", "mps")
 """Kinds of device that torch itself knows, by its names: NVIDIA's and AMD's GPUs, Intel's, Apple's."""
 
@@ -42,6 +48,13 @@ class Copier(Protocol):
 
     def follow(self, event: Any) -> None:
         """Have what is started from now on, on the current stream, wait for ``event``, one that `record` made."""
+        ...
+
+    def host_view(self, values: Tensor) -> Tensor | None:
+        """A host tensor over the memory of ``values``, which it keeps, where using that in place is right and worth it;
+        else None. The host reads and writes it after an event that was recorded when the device had been given all that
+        uses it, and before the device is given more: memory that is just made may still be written for whom had it
+        before."""
         ...
 
 
@@ -77,6 +90,29 @@ class TorchCopier:
             event.wait()
         else:
             torch.accelerator.current_stream(self.torch_device).wait_event(event)
+
+    def host_view(self, values: Tensor) -> Tensor | None:
+        memory = None if values.is_conj() or values.is_neg() else _proven(self.torch_device)
+        return None if memory is None else memory.view(values)
+
+    def visible(self) -> AbstractContextManager[object]:
+        """What this thread makes on the device meanwhile `host_view` sees, if the device has such memory."""
+        memory = _proven(self.torch_device)
+        return nullcontext() if memory is None else memory.making()
+
+
+@cache
+def _proven(device: torch.device) -> VisibleMemory | None:
+    """Memory of ``device`` that is used in place, as a trial, once in a process, finds right and worth it."""
+    try:
+        memory = visible_memory(device)
+        if memory is None:
+            return None
+        reason = objection(memory, TorchCopier(device))
+    except (AttributeError, NotImplementedError, OSError, RuntimeError) as error:
+        reason = str(error)
+    log.info("%s: tensors for the fabric are %s", device, f"copied: {reason}" if reason else "used in place")
+    return None if reason else memory
 
 
 _copiers: dict[str, Callable[[torch.device], Copier]] = dict.fromkeys(ACCELERATORS, TorchCopier)

@@ -1,4 +1,4 @@
-"""Calls with tensors on a device, made with pinned host memory in their place."""
+"""Calls with tensors on a device, made with host memory in their place: pinned, or theirs where the host sees it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def device_tensors(*roles: Role, cut: Cut | None = None) -> Callable[[Call], Cal
 
     Those on a device are copied to pinned host memory, which the device does in the order of its current stream; the
     host waits for that once, and the method runs with the host's tensors. What it writes is copied back on the stream
-    that is current where the result is waited for, or at once if the call is synchronous. ``cut`` makes a large call
-    several, by which copies and messages overlap.
+    that is current where the result is waited for, or at once if the call is synchronous. Where the host sees the
+    device's memory (`Copier.host_view`) it only waits. ``cut`` makes a large call several, by which copies and messages
+    overlap.
     """
 
     def decorate(method: Call) -> Call:
@@ -135,7 +136,7 @@ class _Mirrors:
     def __init__(self, group: Caller, roles: Sequence[Role], args: tuple[Any, ...]) -> None:
         rest = args[len(roles) :]
         root = bool(rest) and getattr(rest[0], "rootRank", -1) == group.rank()
-        self._last_read: dict[torch.device, Piece] = {}
+        self._last: dict[torch.device, Piece] = {}
         self._written: list[Piece] = []
         pairs = list(zip(args, [role.ways(root) for role in roles], strict=False))
         self._args = (*(self._mirror(arg, *ways) for arg, ways in pairs), *rest)
@@ -153,15 +154,16 @@ class _Mirrors:
         if copier is None:
             raise off_host(given)
         piece = staged(copier, given) if read else Piece(copier, given)
-        if read:
-            self._last_read[given.device] = piece
+        if read or piece.in_place:
+            self._last[given.device] = piece
         if written:
             self._written.append(piece)
         return piece.host
 
     def arrived(self) -> tuple[Any, ...]:
-        """The arguments, when the devices have copied all that is read; they copy in the order of the tensors."""
-        for piece in self._last_read.values():
+        """The arguments, when the devices have copied all that is read, and are done with what is used in place; they
+        work in the order of the tensors."""
+        for piece in self._last.values():
             piece.arrived()
         return self._args
 

@@ -15,9 +15,9 @@ from ferrule.engine.devices.staging import StagedGroup
 from ferrule.staging import PIECE_BYTES
 
 
-def device(seed: int | None = None, memory: int = 1 << 26) -> EmulatedDevice:
+def device(seed: int | None = None, memory: int = 1 << 26, *, unified: bool = False) -> EmulatedDevice:
     EmulatedDevice()  # so that torch knows it
-    plug_in(Machine(0, memory, seed))
+    plug_in(Machine(0, memory, seed, unified=unified))
     return EmulatedDevice()
 
 
@@ -143,11 +143,11 @@ class Twice:
         self.sizes.append(x.numel())
         x += x.clone()
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x])
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x], out=out)
 
-    def gather(self, x: torch.Tensor, root: int) -> torch.Tensor | None:
-        return self.all_gather(x) if root == 0 else None
+    def gather(self, x: torch.Tensor, root: int, out: torch.Tensor | None) -> torch.Tensor | None:
+        return None if out is None else self.all_gather(x, out)
 
     def send(self, x: torch.Tensor, dst: int) -> None:
         self.sent = x.clone()
@@ -156,16 +156,18 @@ class Twice:
         return x.copy_(self.sent)
 
 
+@pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize("seed", [None, *range(4)])
 @pytest.mark.parametrize("count", [1, 1000, PIECE_BYTES // 4, 3 * PIECE_BYTES // 4 + 5])
-def test_collectives_of_device_tensors(count: int, seed: int | None) -> None:
-    one, ranks = device(seed), Twice()
+def test_collectives_of_device_tensors(count: int, seed: int | None, unified: bool) -> None:
+    one, ranks = device(seed, unified=unified), Twice()
     group = StagedGroup(ranks, one, in_pieces=True)
     values = one.upload(torch.arange(count, dtype=torch.float32))
     for turn in range(3):
         waits = one.machine.timeline.waits
         group.all_reduce(values)
-        assert one.machine.timeline.waits - waits == -(-count * 4 // PIECE_BYTES), "one for each piece"
+        pieces = 1 if unified else -(-count * 4 // PIECE_BYTES)
+        assert one.machine.timeline.waits - waits == pieces, "one for each piece, or for all in place"
         values = values + 1
         expected = torch.arange(count, dtype=torch.float32) * 2 ** (turn + 1) + (2 ** (turn + 1) - 1)
     assert torch.equal(one.download(values), expected)
@@ -183,19 +185,62 @@ def test_collectives_of_device_tensors(count: int, seed: int | None) -> None:
     assert one.machine.waits == {}, "the host waited only for events"
 
 
-def test_no_collective_works_without_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one event that each copy to the host waits for: without it what is sent is not what was computed."""
+def test_memory_that_the_host_sees_is_not_copied_and_waited_for_once() -> None:
+    one, ranks = device(unified=True), Twice()
+    group = StagedGroup(ranks, one, in_pieces=True)
+    values = one.upload(torch.ones(8)) * 3
+    out = one.empty((8,), torch.float32)
+    copies, waits = (one.machine.to_host, one.machine.to_device), one.machine.timeline.waits
+    calls = [
+        lambda: group.all_reduce(values),
+        lambda: group.all_gather(values),
+        lambda: group.gather(values, 0),
+        lambda: group.send(values, 1),
+        lambda: group.recv(out, 1),
+    ]
+    results = [call() for call in calls]
+    assert (one.machine.to_host, one.machine.to_device) == copies
+    assert one.machine.timeline.waits - waits == len(calls)
+    assert [one.download(each).unique().tolist() for each in (*results[:3], out)] == [[6]] * 4
+    kept = one.download(values)
+    values += 1
+    assert kept.tolist() == [6] * 8, "a download is a copy"
+    assert one.download(values).tolist() == [7] * 8
+
+
+def test_memory_that_the_host_sees_too_early_is_old_or_spoilt() -> None:
+    one = device(unified=True)
+    fresh = one.empty((4,), torch.float32)
+    seen = one.host_view(fresh)
+    assert seen is not None
+    seen.fill_(1.0)
+    assert one.download(fresh).isnan().all(), "the device had still to write for whom had the memory before"
+    fresh.fill_(2.0)
+    assert seen.isnan().all()
+    one.record().synchronize()
+    assert seen.tolist() == [2.0] * 4
+    twice = fresh * 2
+    seen.fill_(5.0)
+    assert one.download(twice).tolist() == [10.0] * 4, "it reads what is there when it computes"
+    assert device().host_view(one.empty((4,), torch.float32)) is None
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_no_collective_works_without_its_event(unified: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one event that each copy to the host waits for, or each use in place: without it what is sent is not what was
+    computed, and what is received is overwritten."""
 
     class Never:
         def synchronize(self) -> None:
             return
 
-    for use in ("all_reduce", "all_gather", "send"):
-        one, ranks = device(), Twice()
+    for use in ("all_reduce", "all_gather", "send", *(["recv"] if unified else [])):
+        one, ranks = device(unified=unified), Twice()
         group = StagedGroup(ranks, one, in_pieces=True)
         values = one.upload(torch.ones(8))
         monkeypatch.setattr(one, "record", Never)
-        result = group.send(values, 1) if use == "send" else getattr(group, use)(values)
+        ranks.sent = torch.full((8,), 2.0)
+        result = getattr(group, use)(values, *([1] if use in ("send", "recv") else []))
         monkeypatch.undo()
         found = ranks.sent if use == "send" else one.download(result)
-        assert not (found == (2 if use == "all_reduce" else 1)).any(), use
+        assert not (found == (2 if use in ("all_reduce", "recv") else 1)).any(), use

@@ -80,22 +80,40 @@ def test_one_wait_for_each_token_and_no_copy_but_those_of_the_batch(
         assert [choice.token for choice in choices] == [choice.token for choice in expected]
 
 
+@pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize("split", [(2, 1), (1, 2)])
-def test_one_wait_for_each_collective(split: tuple[int, int], tmp_path: Path, machines: list[Machine]) -> None:
+def test_one_wait_for_each_collective(
+    split: tuple[int, int], unified: bool, tmp_path: Path, machines: list[Machine]
+) -> None:
     make("llama", tmp_path)
     plan = plan_of(tmp_path, *split)
+    machines[:] = [plug_in(Machine(index, unified=unified)) for index in range(2)]
     run_on(tmp_path, plan, ["emulated:0", "emulated:1"], [])
     at_load = [machine.timeline.waits for machine in machines]
     loads = [sum(machine.waits.values()) for machine in machines]
-    machines[:] = [plug_in(Machine(index)) for index in range(2)]
+    copies = [(machine.to_host, machine.to_device) for machine in machines]
+    machines[:] = [plug_in(Machine(index, unified=unified)) for index in range(2)]
     given = batches([prompt()])
-    run_on(tmp_path, plan, ["emulated:0", "emulated:1"], given)
+    found = run_on(tmp_path, plan, ["emulated:0", "emulated:1"], given)
+    assert (found - expected_logits(tmp_path, [prompt()])).abs().max() < 1e-4
     assert [sum(machine.waits.values()) for machine in machines] == loads, "steps wait for events only"
     layers = 4
     # Two sums in a layer and that of the embedding; the head's parts; a stage's hidden states; and the logits at last.
     here = [2 * layers + 1 + 1 + 1, 2 * layers + 1 + 1] if split == (2, 1) else [1, 1]
     steps = [machine.timeline.waits - before for machine, before in zip(machines, at_load, strict=True)]
+    if unified and split == (1, 2):
+        here[1] += 1  # to receive: the device may still use the memory for something else
     assert steps == [len(given) * each for each in here]
+    if unified:
+        counts = [
+            (machine.to_host - host, machine.to_device - there)
+            for machine, (host, there) in zip(machines, copies, strict=True)
+        ]
+        # Tokens or nothing, positions, and which logits are wanted; and the driver's logits.
+        given_to = [3, 3] if split == (2, 1) else [3, 2]
+        assert counts == [
+            (len(given) * (rank == plan.driver), len(given) * each) for rank, each in enumerate(given_to)
+        ], "none for collectives"
 
 
 @pytest.mark.slow

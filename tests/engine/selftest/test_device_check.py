@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from ferrule.cli.selfcheck import app
 from ferrule.engine.devices import open_device
+from ferrule.engine.devices.emulated.device import EmulatedDevice
 from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.selftest import device_check
 from ferrule.engine.selftest.device_check import check_device
@@ -74,6 +75,17 @@ def test_a_device_that_is_lost_on_the_way_is_a_report(small: Machine) -> None:
     report = check_device("emulated", lose)
     assert [check.ok for check in report.checks] == [True] + [False] * (len(report.checks) - 1)
     assert "LostDevice: emulated:0: fell off the bus" in report.checks[-1].detail
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_memory_is_used_in_place_where_the_host_sees_it(unified: bool) -> None:
+    EmulatedDevice()  # so that torch knows it
+    plug_in(Machine(0, unified=unified))
+    check = device_check._in_place(EmulatedDevice())
+    assert check.ok
+    assert check.detail == (
+        "used in place 200 times, 0 numbers wrong" if unified else "none that is used in place: tensors are copied"
+    )
 
 
 def test_what_is_no_device_is_an_error() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import torch
 
 from ferrule.engine.devices.device import HOST_MEMORY
 from ferrule.engine.devices.graphs import Graphs, TorchGraphs
+from ferrule.engine.devices.peers.device_group import DeviceGroup, TorchPeers, nccl, torch_backend
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
-from ferrule.staging import TorchCopier, accelerators
+from ferrule.staging import TorchCopier, accelerators, is_integrated
 
 BUILDS = {
     "cuda": "NVIDIA or AMD GPU, with a torch that is built for CUDA or ROCm, and the driver",
@@ -33,12 +37,16 @@ class TorchAccelerator(TorchCopier, StagedDevice):
         super().__init__(torch.device(kind, index))
         torch.accelerator.set_device_index(index)
         self.title = f"{kind}:{index}"
-        self.memory_name = HOST_MEMORY if kind == "mps" else self.title
+        self.memory_name = HOST_MEMORY if is_integrated(self.torch_device) else self.title
         if kind != "mps":
-            properties = torch.get_device_module(kind).get_device_properties(index)
-            self.title += f" ({properties.name})"
-            if getattr(properties, "is_integrated", False):
-                self.memory_name = HOST_MEMORY
+            self.title += f" ({torch.get_device_module(kind).get_device_properties(index).name})"
+
+    @property
+    def peer_backend(self) -> str:
+        return torch_backend(self.torch_device.type)
+
+    def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
+        return TorchPeers(directory, rank, size, partial(nccl, self.torch_device))
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ class CpuDevice:
 
     def graphs(self) -> Graphs | None:
         return None
+
+    def visible(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks

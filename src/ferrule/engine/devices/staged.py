@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from ferrule.engine.devices.device import RankGroup
 from ferrule.engine.devices.graphs import Graphs
+from ferrule.engine.devices.peers.device_group import DeviceGroup
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.staging import Event, staged
 
@@ -35,6 +38,24 @@ class StagedDevice(ABC):
         """See `Copier.follow`."""
 
     @abstractmethod
+    def host_view(self, values: Tensor) -> Tensor | None:
+        """See `Copier.host_view`."""
+
+    @abstractmethod
+    def visible(self) -> AbstractContextManager[object]:
+        """See `Device.visible`."""
+
+    @property
+    @abstractmethod
+    def peer_backend(self) -> str:
+        """Name of what `peers` uses; empty where devices of a host cannot exchange by themselves."""
+
+    @abstractmethod
+    def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
+        """Join ``size`` ranks of this host, of which this one is ``rank``, that share a private ``directory``. May wait
+        for the others without an end, and raise what the library does."""
+
+    @abstractmethod
     def synchronize(self) -> None: ...
 
     @abstractmethod
@@ -52,13 +73,13 @@ class StagedDevice(ABC):
         return self.empty(tuple(values.shape), values.dtype).copy_(host, non_blocking=True)
 
     def download(self, values: Tensor) -> Tensor:
-        return staged(self, values).arrived()
+        return staged(self, values, apart=True).arrived()
 
     def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
         return self.download_later(values)()
 
     def download_later(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        pieces = [staged(self, each) for each in values]
+        pieces = [staged(self, each, apart=True) for each in values]
 
         def arrived() -> list[Tensor]:
             for piece in pieces[-1:]:  # after the others

@@ -1,4 +1,5 @@
-"""Collectives of a stage's tensors in a device's own memory: through pinned host memory, over the fabric, and back.
+"""Collectives of a stage's tensors on a device: through pinned host memory, over the fabric, and back; or, where the
+host sees the device's memory, in place.
 
 Where all ranks do so, large tensors are reduced in pieces.
 """
@@ -39,36 +40,43 @@ class StagedGroup:
             self._script.exchange(x, x, lambda out, _: self._ranks.all_reduce(out))
             return x
         flat = x.view(-1)
-        parts = [flat[span] for span in spans(len(flat), flat.element_size())] if self._in_pieces else [x]
-        for piece in [staged(self._device, part) for part in parts]:
+        cuts = spans(len(flat), flat.element_size()) if self._in_pieces else [slice(None)]
+        if (line := self._device.host_view(flat)) is not None:
+            self._device.record().synchronize()
+            for cut in cuts:  # as many messages as of ranks that copy
+                self._ranks.all_reduce(line[cut])
+            return x
+        for piece in [staged(self._device, flat[cut]) for cut in cuts]:
             self._ranks.all_reduce(piece.arrived())
             piece.home()
         return x
 
-    def all_gather(self, x: Tensor, /) -> Tensor:
+    def all_gather(self, x: Tensor, out: Tensor | None = None, /) -> Tensor:
         if self._script is not None:
-            joined = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-            self._script.exchange(x, joined, lambda out, home: _fill(home, self._ranks.all_gather(out)))
-            return joined
-        return self._device.upload(self._ranks.all_gather(self._device.download(x)))
+            made = self._made(x, out)
+            self._script.exchange(x, made, lambda sent, home: self._ranks.all_gather(sent, home))
+            return made
+        joined, given = Piece(self._device, self._made(x, out)), staged(self._device, x)
+        self._ranks.all_gather(given.arrived(), joined.host)
+        return joined.home()
 
-    def gather(self, x: Tensor, root: int, /) -> Tensor | None:
+    def gather(self, x: Tensor, root: int, out: Tensor | None = None, /) -> Tensor | None:
+        made = self._made(x, out) if self.rank == root else None
         if self._script is not None:
-            whole = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if root == self.rank else None
-            self._script.exchange(x, whole, lambda out, home: _fill(home, self._ranks.gather(out, root)))
-            return whole
-        joined = self._ranks.gather(self._device.download(x), root)
-        return None if joined is None else self._device.upload(joined)
+            self._script.exchange(x, made, lambda sent, home: self._ranks.gather(sent, root, home))
+            return made
+        joined, given = None if made is None else Piece(self._device, made), staged(self._device, x)
+        self._ranks.gather(given.arrived(), root, None if joined is None else joined.host)
+        return None if joined is None else joined.home()
+
+    def _made(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """Memory for all ranks' ``x``. It comes before what is waited for, by which the host may write it, too."""
+        return self._device.empty((self.size * x.shape[0], *x.shape[1:]), x.dtype) if out is None else out
 
     def send(self, x: Tensor, dst: int, /) -> None:
-        self._ranks.send(self._device.download(x), dst)
+        self._ranks.send(staged(self._device, x).arrived(), dst)
 
     def recv(self, x: Tensor, src: int, /) -> Tensor:
         piece = Piece(self._device, x)
-        self._ranks.recv(piece.host, src)
+        self._ranks.recv(piece.arrived(), src)
         return piece.home()
-
-
-def _fill(home: Tensor | None, values: Tensor | None) -> None:
-    if home is not None and values is not None:
-        home.copy_(values)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ferrule.engine.device_names import CPU, device_of, parse_device
 from ferrule.engine.devices import Device, open_device
+from ferrule.engine.devices.peers.join import tensor_group
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.step.describe import Unfit
@@ -96,4 +97,6 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
             return StepRunner(options, world, stage, device, on_progress)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
-    return TorchRunner(options, world, stage, device, on_progress, alike=not any(in_host_memory))
+    alike = not any(in_host_memory)
+    parts = None if all(in_host_memory) else tensor_group(world, stage, device, alike=alike)
+    return TorchRunner(options, world, stage, device, on_progress, alike=alike, parts=parts)

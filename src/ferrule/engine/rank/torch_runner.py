@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device, RankGroup
+from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
@@ -22,7 +23,8 @@ from ferrule.fabric import Group
 
 
 class TorchRunner:
-    """`Runner`. ``stage``: the ranks of this rank's stage; ``alike``: as for `Device.group`."""
+    """`Runner`. ``stage``: the ranks of this rank's stage; ``alike``: as for `Device.group`. ``parts``: ``stage`` for
+    tensors of the device, where that is not the device's own way."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class TorchRunner:
         on_progress: Callable[[Progress], None] = lambda progress: None,
         *,
         alike: bool = True,
+        parts: RankGroup | None = None,
     ) -> None:
         self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
         self.shard = self.plan.shards[world.rank]
@@ -43,7 +46,7 @@ class TorchRunner:
 
         self.device, self.device_title = device, f"{device.title}, transformers"
         directory = Path(options.directory)
-        self._stage = device.group(stage, alike=alike)
+        self._stage = parts or device.group(stage, alike=alike)
         self.model: ShardedModel = build(
             directory,
             options.dtype,
@@ -58,7 +61,8 @@ class TorchRunner:
         if kernels:
             self.device_title += f", packed weights by {', '.join(kernels)}"
         self.dtype = str(self.model.dtype).removeprefix("torch.")
-        self._graphs = device.graphs() if options.graphs and unfit(self.model.base) is None else None
+        captures = options.graphs and unfit(self.model.base) is None and not isinstance(self._stage, PeerGroup)
+        self._graphs = device.graphs() if captures else None
         self._layouts: dict[int, Layout] | None = None
         self._graph_memory = 0
         self.captured: CapturedSteps | None = None
@@ -74,9 +78,10 @@ class TorchRunner:
             if self.captured is not None and size is not None:
                 output = self._rows_of(batch, self.captured.run(batch, size, self._receive))
             else:
-                inputs, positions, rows = self._uploaded(batch)
-                with self._cached(batch):
-                    output = self.model.forward(inputs, positions, rows)
+                with self.device.visible():
+                    inputs, positions, rows = self._uploaded(batch)
+                    with self._cached(batch):
+                        output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:
                 self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
                 return None

@@ -250,6 +250,7 @@ class Driver:
     def _complete(self, batch: Batch, found: list[Choice]) -> None:
         numbers = [span.sequence for span in batch.spans if span.sample]
         choices = dict(zip(numbers, found, strict=True))
+        self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
         done = self.scheduler.complete(batch, [choice.token for choice in found])
         if done:
             self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])

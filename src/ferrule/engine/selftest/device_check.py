@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ferrule import __version__, fabric
 from ferrule.engine.devices import Device, open_device
+from ferrule.engine.devices.staged import StagedDevice
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.captured import Step
@@ -81,6 +82,8 @@ def check_device(name: str, on_check: Callable[[Check], None] = lambda check: No
 def _checks(name: str, device: Device) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "copies", lambda: _copies(device)
     yield "order of copies and work", lambda: _order(device)
+    if isinstance(device, StagedDevice):
+        yield "memory that the host sees", lambda: _in_place(device)
     yield "tokens", lambda: _tokens(device)
     for dtype in _ERRORS:
         title = f"products in {str(dtype).removeprefix('torch.')}"
@@ -113,6 +116,20 @@ def _order(device: Device) -> Check:
         values = torch.full((1000 + turn,), float(turn))
         wrong += int((device.download(device.upload(values) * 2 + 1) != 2 * turn + 1).sum())
     return Check("order of copies and work", wrong == 0, f"200 small copies and operations, {wrong} numbers wrong")
+
+
+def _in_place(device: StagedDevice) -> Check:
+    wrong, there = 0, device.upload(torch.arange(1000.0))
+    for turn in range(200):
+        with device.visible():
+            values = there + turn
+        if (seen := device.host_view(values)) is None:
+            return Check("memory that the host sees", True, "none that is used in place: tensors are copied")
+        device.record().synchronize()
+        wrong += int((seen != torch.arange(1000.0) + turn).sum())
+        seen += 1
+        wrong += int((device.download(values * 2) != 2 * (torch.arange(1000.0) + turn + 1)).sum())
+    return Check("memory that the host sees", wrong == 0, f"used in place 200 times, {wrong} numbers wrong")
 
 
 def _tokens(device: Device) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -26,11 +27,14 @@ class LostDevice(torch.AcceleratorError):
 
 class Machine:
     """``launches``, ``to_device``, ``to_host``: operations and copies so far; ``waits``: those of the host for the
-    device, by their reason, beside events. ``memory`` in bytes; ``seed``: see `Timeline`. ``capturing``: the graph that
-    takes what is started, if any."""
+    device, by their reason, beside events. ``memory`` in bytes; ``seed``: see `Timeline`. ``unified``: the host sees
+    the memory, at its own risk: what the device has not done yet it does later. ``capturing``: the graph that takes
+    what is started, if any."""
 
-    def __init__(self, index: int, memory: int = EMULATED_MEMORY, seed: int | None = None) -> None:
-        self.index, self.memory, self.used = index, memory, 0
+    def __init__(
+        self, index: int, memory: int = EMULATED_MEMORY, seed: int | None = None, *, unified: bool = False
+    ) -> None:
+        self.index, self.memory, self.used, self.unified = index, memory, 0, unified
         self.timeline = Timeline(seed, self.refuse_in_capture)
         self.launches = self.to_device = self.to_host = 0
         self.waits: Counter[str] = Counter()
@@ -100,9 +104,12 @@ class Machine:
         array = np.empty(size, np.uint8)
         self.used += size
         weakref.finalize(array, self._free, size)
-        cells = poison(torch.from_numpy(array).view(dtype)).as_strided(shape, strides)
+        memory = poison(torch.from_numpy(array).view(dtype))
+        cells = memory.as_strided(shape, strides)
         if self.capturing is not None:
             self.capturing.makes(cells)
+        elif self.unified:  # whoever had it before may still write there
+            self.start(lambda: poison(memory))
         return cells
 
     def _free(self, size: int) -> None:
@@ -132,6 +139,10 @@ MACHINES: dict[int, Machine] = {}
 """By index, those that there are; tests put their own in."""
 
 
+UNIFIED = "FERRULE_EMULATED_UNIFIED"
+"""Variable that, set to 1, makes accelerators whose memory the host sees."""
+
+
 def machine(index: int) -> Machine:
     """Accelerator ``index``, made when it is first used."""
-    return MACHINES.setdefault(index, Machine(index))
+    return MACHINES.setdefault(index, Machine(index, unified=os.environ.get(UNIFIED) == "1"))

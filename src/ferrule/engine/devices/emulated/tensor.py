@@ -220,7 +220,7 @@ def _fresh(like: Tensor, owner: Machine) -> EmulatedTensor:
 
 def _held(found: Tensor, owner: Machine) -> EmulatedTensor:
     made = _fresh(found, owner)
-    made.cells.copy_(found)
+    owner.start(lambda: made.cells.copy_(found))
     return made
 
 

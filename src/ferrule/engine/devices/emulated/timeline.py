@@ -83,6 +83,12 @@ class Timeline:
     def wait_for_current(self) -> None:
         self.wait_for(self.current.record())
 
+    def catch_up(self) -> None:
+        """Do all of the current stream's work, as a device may that the host does not wait for."""
+        event = self.current.record()
+        while not event.happened:
+            self._next(event.stream)
+
     def _next(self, stream: Stream) -> None:
         """The next piece of ``stream``, after what that waits for."""
         if not stream.waiting:
