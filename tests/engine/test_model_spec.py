@@ -123,16 +123,17 @@ def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) 
 
 
 def check_stages(directory: Path) -> None:
-    """Of a recurrent model, in 16 bits, which its states do not have."""
+    """In 16 bits, which the states of a recurrent model do not have, nor all weights of some."""
     spec = describe(directory, read_config(directory), dtype="bfloat16").in_engine
     assert read_model(str(directory / "config.json"), weights="bfloat16").in_engine.decoder == spec.decoder
     plan, shared = make_plan(spec, pipeline=2), [Shared(1), Shared(1)]
     policy, device = BUILT_IN_ENGINE.cache_of(spec), open_device("cpu", 1)
-    given = torch.arange(3, 3 + TOKENS).unsqueeze(0)
+    given = ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
     for shard, held, group in zip(plan.shards, weight_bytes(spec, plan), shared, strict=True):
         alone: Any = CountingGroup(0, group)
         with torch.inference_mode():
             model = build(directory, "bfloat16", shard, alone, device, lambda done, total: None)
+            model.cache.tokens = ids
             with model.cache.batch([(0, 0, TOKENS)]):
                 given = model.forward(given, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
         assert model.weight_bytes == held
@@ -145,7 +146,9 @@ def check_stages(directory: Path) -> None:
 STAGED = [name for name in RECURRENT if FAMILIES[name].stages]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in STAGED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in (*STAGED, "deepseek_v4")]
+)
 def test_states_are_counted_in_the_stage_that_keeps_them(name: str, tmp_path: Path) -> None:
     check_stages(make(name, tmp_path))
 

@@ -35,6 +35,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},
     "minicpm3": {},
     "deepseek_v32": {"index_n_heads": 8},
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "o_groups": 2,
+        "index_n_heads": 8,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    },
     "glm_moe_dsa": {"index_n_heads": 8, "indexer_types": None},
     "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
     "phi3": long_rope(18) | {"num_attention_heads": 8, "num_key_value_heads": 4},

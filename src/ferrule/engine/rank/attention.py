@@ -129,7 +129,7 @@ def attend(
         )[0]
     else:
         tall_sinks = None if sinks is None else sinks.reshape(keys.shape[0], groups, 1).repeat_interleave(new, dim=1)
-        out = _explicit(grouped, keys, values, scaling, mask, softcap, tall_sinks)
+        out = explicit_attention(grouped, keys, values, scaling, mask, softcap, tall_sinks)
     return out.reshape(heads, new, values.shape[2])
 
 
@@ -146,7 +146,7 @@ def causal_mask(
     return allowed if chunk is None else allowed & (seen // chunk == position // chunk)
 
 
-def _explicit(
+def explicit_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
