@@ -27,7 +27,7 @@ from ferrule.model.families.shape import read_shape
 from ferrule.model.storage import named_format
 from ferrule.plan import BUILT_IN_ENGINE, make_plan
 from ferrule.plan.cost import weight_bytes
-from ferrule.plan.runtime import MIXER_CALLS
+from ferrule.plan.runtime import MIXER_CALLS, compressed_calls
 
 TOKENS = 11
 QUICK = ("llama", "qwen3_next")
@@ -195,6 +195,39 @@ def test_calls_of_mixers_are_as_many_as_the_planner_counts(name: str, tmp_path: 
                 ids, places = torch.full((1, tokens), 5), torch.arange(seen, seen + tokens).unsqueeze(0)
                 model.forward(ids, places, torch.tensor([tokens - 1]))
     assert found == pytest.approx([MIXER_CALLS[kind].of(tokens) for _, _, tokens in batches], rel=0.1)
+
+
+@pytest.mark.slow
+def test_calls_of_compressed_attention_are_as_many_as_the_planner_counts(tmp_path: Path) -> None:
+    alone: Any = CountingGroup(0, Shared(1))
+    directory, counted = make("deepseek_v4", tmp_path), CallCount()
+    spec = describe(directory, read_config(directory))
+    found = list[int]()
+    with torch.inference_mode(), counted:
+        model = build(directory, "float32", make_plan(spec).shards[0], alone, open_device("cpu", 1), lambda *_: None)
+
+        def counting(layer: Any) -> None:
+            whole, experts, inner = layer.forward, layer.mlp.forward, list[int]()
+
+            def of_experts(*args: Any, **kwargs: Any) -> Any:
+                before, result = counted.calls, experts(*args, **kwargs)
+                inner.append(counted.calls - before)
+                return result
+
+            def of_layer(*args: Any, **kwargs: Any) -> Any:
+                before, result = counted.calls, whole(*args, **kwargs)
+                found.append(counted.calls - before - inner.pop())
+                return result
+
+            layer.forward, layer.mlp.forward = of_layer, of_experts
+
+        for each in model.base.layers:  # type: ignore[union-attr]
+            counting(each)
+        for seen, new in ((0, 40), (40, 1)):
+            with model.cache.batch([(1, seen, new)]):
+                model.forward(torch.full((1, new), 5), torch.arange(seen, seen + new)[None], torch.tensor([new - 1]))
+    attentions = [layer.attention for layer in spec.decoder if layer.attention]
+    assert found == pytest.approx([compressed_calls(each) for each in attentions] * 2, rel=0.25)
 
 
 BIASES = {"attention_bias": True, "mlp_bias": True}

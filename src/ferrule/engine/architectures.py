@@ -138,6 +138,8 @@ def layers_refusal(config: Any) -> str | None:
     kinds = frozenset(getattr(config, "layer_types", None) or ())
     if others := kinds - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset()):
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(others))}"
+    if streams_of(config) > 1 and config.model_type != "deepseek_v4":
+        return "keeps several hidden states of a token side by side in a way that this engine does not run"
     if "chunked_attention" in kinds and not _chunk(config):
         return "has layers of chunked attention, but no attention_chunk_size"
     if getattr(config, "attn_temperature_tuning", None) and config.model_type != "llama4_text":

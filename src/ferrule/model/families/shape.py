@@ -247,7 +247,7 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
     window = _window(fields, family, index, layers)
     if family.attention == "latent" or fields.get("kv_lora_rank")[1] is not None:
         rank = fields.integer("kv_lora_rank")
-        rotary, plain = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
+        rotary, plain = fields.integer("qk_rope_head_dim", least=0), fields.integer("qk_nope_head_dim")
         value = fields.integer("v_head_dim", default=hidden // heads)
         latent = AttentionSpec(
             "latent", heads, heads, rotary + plain, value, window, rank + rotary, rank, has_program(fields)
