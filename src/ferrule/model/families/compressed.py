@@ -48,8 +48,8 @@ def _kinds(fields: Fields, layers: int) -> list[str]:
         ratios = fields.each("compress_ratios", layers)
         if ratios is None:
             return [SPARSE if index > 1 and index % 2 else HEAVY for index in range(layers)]
-        told = [_BY_RATIO.get(ratio, ratio) for ratio in ratios]
-    unknown = next((kind for kind in told if kind not in LAYER_TYPES), None)
+        told = [_BY_RATIO.get(ratio, str(ratio)) if isinstance(ratio, int) else str(ratio) for ratio in ratios]
+    unknown = next((kind for kind in told if not isinstance(kind, str) or kind not in LAYER_TYPES), None)
     if unknown is not None:
         known = ", ".join((*sorted(LAYER_TYPES), *map(str, _BY_RATIO)))
         raise ConfigError(f"{fields.file}: a layer is of kind {unknown!r}; one of deepseek_v4 is one of {known}")

@@ -3,7 +3,7 @@ each stand for a window of them; of these an indexer chooses some, where the win
 
 transformers' modules project, norm and rotate; which tokens a sequence has seen is told here by this engine's cache
 instead of theirs. Per sequence and layer the cache has the keys of the newest tokens (`RECENT`), the inputs of windows
-that are not yet whole (`INPUTS`), and the entries. A window that overlaps with the one before (``2 * head_dim`` numbers
+that are not yet whole, and the entries. A window that overlaps with the one before (``2 * head_dim`` numbers
 per token) needs the inputs of that, too.
 """
 
@@ -26,9 +26,9 @@ KINDS = frozenset({"DeepseekV4Attention"})
 AT_ONCE = 1 << 26
 """Scores that are computed at a time: 256 MB."""
 RECENT = 2
-"""Number of the state in which keys of the newest tokens are; `INPUTS` of a part come under the part's number."""
+"""Number under which a layer's keys of the newest tokens are kept."""
 COMPRESSOR, INDEXER = 0, 1
-"""Numbers of the parts that make entries."""
+"""Those of the parts that make entries, under which their inputs are."""
 
 
 def attach(base: nn.Module, cache: KVCache) -> None:
@@ -67,19 +67,19 @@ def _attention(
     query = turn(query.transpose(1, 2), cosine, sine)[0]
     keys = turn(module.kv_norm(module.kv_proj(hidden_states)).unsqueeze(1), cosine, sine)[0]
     compressor = module.compressor
-    indexer = getattr(compressor, "indexer", None)
+    indexer: Any = getattr(compressor, "indexer", None)
     inputs = None if compressor is None else _inputs(compressor, hidden_states)
     index_inputs = None if indexer is None else _inputs(indexer, hidden_states)
     outputs = []
     for segment in kept.segments:
         span = slice(segment.start, segment.stop)
-        entries = index = None
+        entries = choose = None
+        rest = (latent[:, span], hidden_states[:, span], cosine[:, span], sine[:, span])
         if inputs is not None:
             entries = _entries(compressor, inputs[:, span], segment, module.layer_idx, COMPRESSOR, turn)
         if index_inputs is not None:
             index = _entries(indexer, index_inputs[:, span], segment, module.layer_idx, INDEXER, turn)
-        choose = None if index is None else partial(_chosen, indexer, index, turn)
-        rest = (latent[:, span], hidden_states[:, span], cosine[:, span], sine[:, span])
+            choose = partial(_best, indexer, index, turn) if index.shape[1] > indexer.index_topk else None
         outputs.append(_of_sequence(module, query[:, span], keys[:, span], entries, segment, choose, rest))
     joined = turn(torch.cat(outputs, dim=1).unsqueeze(0), cosine, -sine).transpose(1, 2)
     grouped = joined.reshape(*joined.shape[:2], module.o_a_proj.n_groups, -1)
@@ -154,6 +154,8 @@ def _of_sequence(
     keys = torch.cat([recent[:, :held], keys], dim=1)
     recent[:, :most] = keys[:, keys.shape[1] - most :]
     near = keys.shape[1]
+    if entries is not None and choose is not None and new == 1:  # it sees all there are: no others need be read
+        entries, choose = entries.index_select(1, choose(None, *rest)[0]), None
     if entries is not None:
         keys = torch.cat([keys, entries], dim=1)
     outputs, step = [], max(1, AT_ONCE // (keys.shape[1] * max(heads, _index_heads(module))))
@@ -165,7 +167,9 @@ def _of_sequence(
             places = torch.arange(seen + first, seen + last, device=keys.device).unsqueeze(1)
             closed = (places + 1) // int(module.compressor.compress_rate)
             there = torch.arange(entries.shape[1], device=keys.device) < closed
-            there = there if choose is None else choose(there, *(each[:, first:last] for each in rest))
+            if choose is not None:
+                best = choose(there, *(each[:, first:last] for each in rest))
+                there = torch.zeros_like(there).scatter_(1, best, True) & there
             mask = torch.cat([mask, there], dim=1)
         rows = query[:, first:last].reshape(1, -1, width)
         sinks = module.sinks.view(1, heads, 1).repeat_interleave(last - first, dim=1)
@@ -178,15 +182,20 @@ def _index_heads(module: Any) -> int:
     return int(module.config.index_n_heads)
 
 
-def _chosen(
-    indexer: Any, index: Tensor, turn: Any, there: Tensor, latent: Tensor, hidden: Tensor, cosine: Tensor, sine: Tensor
+def _best(
+    indexer: Any,
+    index: Tensor,
+    turn: Any,
+    there: Tensor | None,
+    latent: Tensor,
+    hidden: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
 ) -> Tensor:
-    """(new, entries): True for those of the entries ``there`` that score best for each new token. ``index``: the
-    indexer's own entries."""
-    if there.shape[1] <= int(indexer.index_topk):
-        return there
+    """(new, most): numbers of the entries that score best for each new token, of those that are ``there`` for it (None:
+    all). ``index``: the indexer's own entries."""
     query = indexer.q_b_proj(latent).unflatten(-1, (-1, int(indexer.head_dim))).transpose(1, 2)
     query = turn(query, cosine, sine).transpose(1, 2)
-    scores = indexer.scorer(query, index, hidden)[0].masked_fill(~there, float("-inf"))
-    best = scores.topk(int(indexer.index_topk), dim=-1).indices
-    return torch.zeros_like(there).scatter_(1, best, True) & there
+    scores: Tensor = indexer.scorer(query, index, hidden)[0]
+    scores = scores if there is None else scores.masked_fill(~there, float("-inf"))
+    return scores.topk(int(indexer.index_topk), dim=-1).indices
