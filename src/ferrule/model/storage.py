@@ -181,7 +181,7 @@ _NAMED = {
 _SCALE = re.compile(
     r"\.(scales|biases|qzeros|g_idx|perm|SCB|weight_format|activation_scale|input_(scale|zero_point|global_scale)"
     r"|weight_(scale(_inv|_2)?|shape|zero_point|global_scale|g_idx))$"
-    r"|_scales$|\.(absmax|quant_map|quant_state)\b|\.nested_"
+    r"|(?<!_hc)\.scale$|_scales$|\.(absmax|quant_map|quant_state)\b|\.nested_"
 )
 
 
