@@ -27,7 +27,7 @@ from ferrule.model.families.shape import read_shape
 from ferrule.model.storage import named_format
 from ferrule.plan import BUILT_IN_ENGINE, make_plan
 from ferrule.plan.cost import weight_bytes
-from ferrule.plan.runtime import MIXER_CALLS
+from ferrule.plan.runtime import MIXER_CALLS, compressed_calls
 
 TOKENS = 11
 QUICK = ("llama", "qwen3_next")
@@ -123,16 +123,17 @@ def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) 
 
 
 def check_stages(directory: Path) -> None:
-    """Of a recurrent model, in 16 bits, which its states do not have."""
+    """In 16 bits, which the states of a recurrent model do not have, nor all weights of some."""
     spec = describe(directory, read_config(directory), dtype="bfloat16").in_engine
     assert read_model(str(directory / "config.json"), weights="bfloat16").in_engine.decoder == spec.decoder
     plan, shared = make_plan(spec, pipeline=2), [Shared(1), Shared(1)]
     policy, device = BUILT_IN_ENGINE.cache_of(spec), open_device("cpu", 1)
-    given = torch.arange(3, 3 + TOKENS).unsqueeze(0)
+    given = ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
     for shard, held, group in zip(plan.shards, weight_bytes(spec, plan), shared, strict=True):
         alone: Any = CountingGroup(0, group)
         with torch.inference_mode():
             model = build(directory, "bfloat16", shard, alone, device, lambda done, total: None)
+            model.cache.tokens = ids
             with model.cache.batch([(0, 0, TOKENS)]):
                 given = model.forward(given, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
         assert model.weight_bytes == held
@@ -145,7 +146,9 @@ def check_stages(directory: Path) -> None:
 STAGED = [name for name in RECURRENT if FAMILIES[name].stages]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in STAGED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in (*STAGED, "deepseek_v4")]
+)
 def test_states_are_counted_in_the_stage_that_keeps_them(name: str, tmp_path: Path) -> None:
     check_stages(make(name, tmp_path))
 
@@ -192,6 +195,39 @@ def test_calls_of_mixers_are_as_many_as_the_planner_counts(name: str, tmp_path: 
                 ids, places = torch.full((1, tokens), 5), torch.arange(seen, seen + tokens).unsqueeze(0)
                 model.forward(ids, places, torch.tensor([tokens - 1]))
     assert found == pytest.approx([MIXER_CALLS[kind].of(tokens) for _, _, tokens in batches], rel=0.1)
+
+
+@pytest.mark.slow
+def test_calls_of_compressed_attention_are_as_many_as_the_planner_counts(tmp_path: Path) -> None:
+    alone: Any = CountingGroup(0, Shared(1))
+    directory, counted = make("deepseek_v4", tmp_path), CallCount()
+    spec = describe(directory, read_config(directory))
+    found = list[int]()
+    with torch.inference_mode(), counted:
+        model = build(directory, "float32", make_plan(spec).shards[0], alone, open_device("cpu", 1), lambda *_: None)
+
+        def counting(layer: Any) -> None:
+            whole, experts, inner = layer.forward, layer.mlp.forward, list[int]()
+
+            def of_experts(*args: Any, **kwargs: Any) -> Any:
+                before, result = counted.calls, experts(*args, **kwargs)
+                inner.append(counted.calls - before)
+                return result
+
+            def of_layer(*args: Any, **kwargs: Any) -> Any:
+                before, result = counted.calls, whole(*args, **kwargs)
+                found.append(counted.calls - before - inner.pop())
+                return result
+
+            layer.forward, layer.mlp.forward = of_layer, of_experts
+
+        for each in model.base.layers:  # type: ignore[union-attr]
+            counting(each)
+        for seen, new in ((0, 40), (40, 1)):
+            with model.cache.batch([(1, seen, new)]):
+                model.forward(torch.full((1, new), 5), torch.arange(seen, seen + new)[None], torch.tensor([new - 1]))
+    attentions = [layer.attention for layer in spec.decoder if layer.attention]
+    assert found == pytest.approx([compressed_calls(each) for each in attentions] * 2, rel=0.25)
 
 
 BIASES = {"attention_bias": True, "mlp_bias": True}

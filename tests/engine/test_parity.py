@@ -52,6 +52,7 @@ def forward(model: ShardedModel, world: ThreadGroup, plan: Plan, ids: torch.Tens
     inputs = ids
     if not model.shard.has_embedding:
         inputs = world.recv(torch.empty(1, count, model.hidden_size), world.rank - plan.tensor)
+    model.cache.tokens = ids  # which every stage knows
     with model.cache.batch([(7, first, count)]):
         out = model.forward(inputs, torch.arange(first, first + count).unsqueeze(0), torch.arange(count))
     if model.shard.has_head:

@@ -4,6 +4,7 @@ what their caches take."""
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 import torch
 from on_devices import logits_of, make_runners
 from plugged import plug_in
+from test_parity import load_only
 from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import long_rope, make
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ferrule.engine.architectures import short_context
 from ferrule.engine.devices import open_device
@@ -23,7 +25,9 @@ from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.types import SamplingParams
-from ferrule.model import Share
+from ferrule.errors import ModelError, PlanError
+from ferrule.model import Share, read_model
+from ferrule.model.families.family import FAMILIES
 from ferrule.plan import BUILT_IN_ENGINE, Plan, make_plan
 
 LONG = 8192
@@ -35,6 +39,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},
     "minicpm3": {},
     "deepseek_v32": {"index_n_heads": 8},
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "o_groups": 2,
+        "index_n_heads": 8,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    },
     "glm_moe_dsa": {"index_n_heads": 8, "indexer_types": None},
     "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
     "phi3": long_rope(18) | {"num_attention_heads": 8, "num_key_value_heads": 4},
@@ -89,6 +99,45 @@ def test_sequences_at_different_places_of_one_batch(name: str, tmp_path: Path) -
     plug_in(Machine(0, seed=0))
     for kind in ("cpu", "emulated"):
         check(tmp_path, STEPS, (1, 1), kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [(2, 1), (2, 2)])
+def test_compressed_entries_of_several_sequences_on_several_ranks(split: tuple[int, int], tmp_path: Path) -> None:
+    """On the second stage, too, tokens choose experts; a sequence starts again under its old number."""
+    make("deepseek_v4", tmp_path, mlp_layer_types=["moe", "moe", "hash_moe", "hash_moe"])
+    check(tmp_path, (((0, 0, 3), (1, 0, 9)), *STEPS), split, "cpu")
+
+
+def test_groups_of_heads_that_do_not_divide_are_refused_before_loading(tmp_path: Path) -> None:
+    make("deepseek_v4", tmp_path, o_groups=2)
+    spec = describe(tmp_path, read_config(tmp_path))
+    assert spec.tensor_obstacle(4) == "the 2 groups of heads of layer 0 do not divide by 4 ranks"
+    with pytest.raises(PlanError, match=r"o_a_proj: the number of groups 2 does not divide by 4"):
+        load_only(tmp_path, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        ("deepseek_v4", {"expert_dtype": "fp4"}, "experts in FP4 beside FP8, as DeepSeek-V4 was published"),
+        ("glm5_next_text", {}, r"\(glm5_next_text\) has layers of a kind .* linear_attention"),
+        (
+            "glm5_next_text",
+            {"layer_types": ["indexed_attention"] * 4, "num_hidden_layers": 4},
+            "several hidden states of a token side by side in a way",
+        ),
+    ],
+)
+def test_what_is_like_deepseek_v4_and_not_run_is_refused_by_name(
+    name: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(AutoConfig.for_model(name, **changes).to_dict()))
+    with pytest.raises(ModelError, match=why):
+        read_config(tmp_path)
+    if name not in FAMILIES:
+        with pytest.raises(ModelError, match="model_type 'glm5_next_text' is not a family known here"):
+            read_model(str(tmp_path / "config.json"))
 
 
 @pytest.mark.parametrize(

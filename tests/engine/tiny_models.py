@@ -124,6 +124,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v32": DSA,
     "glm_moe_dsa": {**DSA, "indexer_types": ["full", "shared", "full", "shared"]},
+    "deepseek_v4": {
+        **EXPERTS,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "n_routed_experts": 8,
+        "q_lora_rank": 24,
+        "layer_types": [
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "sliding_attention",
+            "compressed_sparse_attention",
+        ],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8},
+        "num_hash_layers": 3,
+        "sliding_window": 4,
+        "o_groups": 4,
+        "o_lora_rank": 8,
+        "index_n_heads": 16,
+        "index_head_dim": 16,
+        "index_topk": 3,
+        "hc_mult": 2,
+    },
     "glm4_moe_lite": {
         **EXPERTS,
         **LATENTS,
@@ -272,6 +295,8 @@ def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **chang
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape))
+            if key.endswith("tid2eid"):  # of each token different experts
+                buffer.copy_(torch.rand(buffer.shape[0], config.n_routed_experts).argsort()[:, : buffer.shape[1]])
     model.save_pretrained(directory)
     return directory
 

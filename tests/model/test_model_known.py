@@ -54,11 +54,33 @@ def test_bytes_are_those_of_the_files(name: str, weights: str | None, gigabytes:
         ("nemotron-h-8b", 4 * 2 * 8 * 128 * 2),
         ("nemotron-3-nano-30b-a3b", 6 * 2 * 2 * 128 * 2),
         ("lfm2-1.2b", 6 * 2 * 8 * 64 * 2),
+        ("deepseek-v4-flash", 21 * (512 + 128) // 4 * 2 + 20 * 512 // 128 * 2),
     ],
 )
 def test_the_cache_takes_what_the_papers_say(name: str, per_token: int) -> None:
     spec = read_model(name)
     assert spec.cache_bytes(1000) == 1000 * per_token
+
+
+def test_compressed_attention_keeps_its_window_and_reads_what_is_chosen() -> None:
+    spec = read_model("deepseek-v4-flash")
+    sparse = 2 * 2 * 4 * 2 * (512 + 128)  # values and logits of two windows of 4 tokens, in two halves
+    assert spec.recurrent
+    assert spec.state_bytes() == 2 * (43 * 127 * 512 + 21 * sparse + 20 * 2 * 128 * 512)
+    assert spec.hidden_bytes == 4 * 4096 * 2, "to the next stage go all hidden states of a token"
+    window, chosen, heavy = (spec.decoder[index].attention for index in (1, 2, 3))
+    assert window is not None
+    assert chosen is not None
+    assert heavy is not None
+    assert [each.read_bytes(1 << 20) for each in (window, chosen, heavy)] == [
+        0,
+        2 * (512 * 512 + 128 * (1 << 18)),
+        2 * 512 * (1 << 13),
+    ]
+    attended = 2 * 64 * 2 * 512
+    assert window.flops(1, 1 << 20) == attended * 128
+    assert chosen.flops(1, (1 << 20) - 1) == attended * (128 + 512) + 2 * 64 * 128 * (1 << 18)
+    assert heavy.flops(1, (1 << 20) - 1) == attended * (128 + (1 << 13))
 
 
 @pytest.mark.parametrize(

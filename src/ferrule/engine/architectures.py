@@ -35,6 +35,13 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
         "layers.*.self_attn.sinks": "query_heads",
     },
     "deepseek_v3": LATENT_HEADS,
+    # transformers shares out only the experts. The output's groups are of whole heads; all heads share one key.
+    "deepseek_v4": {
+        "layers.*.self_attn.q_b_proj": "colwise",
+        "layers.*.self_attn.sinks": "query_heads",
+        "layers.*.self_attn.o_a_proj": "colwise",
+        "layers.*.self_attn.o_b_proj": "rowwise",
+    },
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
     "youtu": LATENT_HEADS,
@@ -60,13 +67,15 @@ EMBEDDING = "embedding_rowwise"
 """The style of an input embedding, whose rows are shared out here whether the plan says so or not."""
 
 STAGES: dict[str, tuple[str, ...]] = {
+    "deepseek_v4": ("embed_tokens", "layers", "hc_head", "norm"),
     "llama4_text": ("embed_tokens", "layers", "norm"),
     "lfm2": ("embed_tokens", "layers", "embedding_norm"),
     "lfm2_moe": ("embed_tokens", "layers", "embedding_norm"),
     "granitemoehybrid": ("embed_tokens", "layers", "norm"),
     "nemotron_h": ("embeddings", "layers", "norm_f"),
 }
-"""Modules of the base model in the order in which they run, where transformers has no pipeline plan; by model type."""
+"""Modules of the base model in the order in which they run, where transformers has no pipeline plan, or one that leaves
+out a module; by model type."""
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"})
 """Kinds of layers that are run."""
@@ -77,9 +86,11 @@ RECURRENT = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), frozenset({"linear_attention"})),
     "granitemoehybrid": frozenset({"linear_attention"}),
     "falcon_h1": frozenset({"hybrid"}),
+    "deepseek_v4": frozenset({"compressed_sparse_attention", "heavily_compressed_attention"}),
     "nemotron_h": WITHOUT_PAST | {"linear_attention"},
 }
-"""Further kinds, of families whose mixers keep a state (engine/rank/recurrent.py); by model type."""
+"""Further kinds, of families whose layers keep a state (engine/rank/recurrent.py, special_attention/compressed.py); by
+model type."""
 
 
 def plan_of(config: Any) -> dict[str, str] | None:
@@ -127,6 +138,8 @@ def layers_refusal(config: Any) -> str | None:
     kinds = frozenset(getattr(config, "layer_types", None) or ())
     if others := kinds - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset()):
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(others))}"
+    if streams_of(config) > 1 and config.model_type != "deepseek_v4":
+        return "keeps several hidden states of a token side by side in a way that this engine does not run"
     if "chunked_attention" in kinds and not _chunk(config):
         return "has layers of chunked attention, but no attention_chunk_size"
     if getattr(config, "attn_temperature_tuning", None) and config.model_type != "llama4_text":
@@ -160,7 +173,12 @@ def pipeline_refusal(config: Any, name: str) -> str | None:
 
 def stages_of(config: Any) -> list[str]:
     """Names of the base model's modules that stages share, in the order in which they run; none without a plan."""
-    return list(config.base_model_pp_plan or STAGES.get(config.model_type, ()))
+    return list(STAGES.get(config.model_type) or config.base_model_pp_plan or ())
+
+
+def streams_of(config: Any) -> int:
+    """Hidden states of a token side by side between layers: more than one with hyper-connections (Xie et al. 2026)."""
+    return int(getattr(config, "hc_mult", None) or 1)
 
 
 def mask_chunks(config: Any) -> dict[int, int]:

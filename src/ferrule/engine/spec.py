@@ -86,6 +86,8 @@ def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     """Whether all that transformers would say of this model is known here: nothing is refused, no default is used."""
     if not shape.known or shape.multimodal or shape.other_layers or shape.family.mixer is not None:
         return False
+    if shape.family.attention == "compressed":  # transformers has several names for most of its fields
+        return False
     if not (shape.family.tensor and shape.family.stages):  # transformers knows why
         return False
     quantization = quantization_of(fields)

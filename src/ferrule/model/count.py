@@ -94,6 +94,7 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         expert_refusal=_expert_refusal(shape),
         notes=_notes(shape, places["elsewhere"]),
         known_family=shape.known,
+        streams=shape.streams,
     )
 
 
@@ -138,6 +139,7 @@ def _holding(shape: Shape, storage: Format) -> Holding:
         inputs_first=shape.family.experts_inputs_first,
         float32_router=shape.family.float32_router,
         float32_steps=shape.family.mixer == "kda",
+        float32_vectors=shape.family.attention == "compressed",
     )
 
 

@@ -21,11 +21,18 @@ FLOAT32 = MOST_COMPUTED_BYTES = 4
 
 BY_COPIES: Cut = "copies"
 _COLUMNS = re.compile(
-    r"(?:^|\.)(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|w2|attn_output|ffn_down(?:_exps|_shexp)?)(?:[._]|$)"
+    r"(?:^|\.)(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|w2|attn_output|ffn_down(?:_exps|_shexp)?|wo_b|o_b_proj)(?:[._]|$)"
 )
 """Products whose inputs are shared out."""
 _HALF = re.compile(r"(?:^|\.)(?:gate_proj|up_proj|w1|w3|ffn_gate_exps|ffn_up_exps)\.")
 """Of an expert: gate and up are one matrix."""
+_BY_GROUP = re.compile(r"\.(?:wo_a|o_a_proj)\.")
+"""Matrices that transformers' modules multiply by in parts, and hold as numbers."""
+_FLOAT32 = re.compile(r"(?:^|[._])(?:hc_(?:attn_|ffn_|head_)?fn|(?:attn|ffn)_hc\.fn|ape|position_bias)$")
+"""Matrices that DeepSeek-V4 computes with in float32, as with all of its vectors."""
+_TOKENS = re.compile(r"\.tid2eid$")
+WHOLE_NUMBER = 8
+"""Bytes of the number of an expert in tables of them (`_TOKENS`)."""
 _STACK = re.compile(r"experts\.(?:gate_up|down)_proj$")
 
 
@@ -43,7 +50,7 @@ class Tensors:
 class Holding:
     """Way in which the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
     ``whole_experts``: are given out. ``inputs_first`` and ``float32_router``: as of `Family`. ``float32_steps``: the
-    biases of a recurrence's steps are held so."""
+    biases of a recurrence's steps are held so; ``float32_vectors``: all vectors are, and some matrices."""
 
     program: bool
     number_bytes: int
@@ -51,6 +58,7 @@ class Holding:
     inputs_first: bool
     float32_router: Literal["bias", "all"] | None = None
     float32_steps: bool = False
+    float32_vectors: bool = False
 
     def pieces(
         self, name: str, told: Tensors, kind: Kind | Place, *, cut: bool, attention: AttentionSpec | None = None
@@ -63,10 +71,15 @@ class Holding:
     ) -> Iterator[Matrices | Numbers]:
         vector = len(told.shape) < 2 or name.endswith("bias")
         latents = attention is not None and attention.kind == "latent" and is_latents(name)
-        if vector or not (self.program or (not latents and _linear(name, told, kind))):
+        if _TOKENS.search(name):
+            yield Numbers(WHOLE_NUMBER, cut, told.copies * math.prod(told.shape))
+            return
+        numbers = latents or _BY_GROUP.search(name) is not None
+        if vector or not (self.program or (not numbers and _linear(name, told, kind))):
             kept = self.float32_router == "all" or (self.float32_router == "bias" and vector)
             steps = self.float32_steps and name.endswith(".dt_bias")
-            wide = self.program or steps or (kept and is_router(name))
+            own = self.float32_vectors and (len(told.shape) < 2 or _FLOAT32.search(name) is not None)
+            wide = self.program or steps or own or (kept and is_router(name))
             yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
         if latents and attention is not None:

@@ -14,7 +14,7 @@ VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
 
 Kind = Literal["attention", "key_value", "mixer", "dense", "routed", "shared", "norm", "other"]
-AttentionKind = Literal["full", "sliding", "chunked", "latent"]
+AttentionKind = Literal["full", "sliding", "chunked", "latent", "compressed"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,11 @@ class AttentionSpec:
     ``latents_twice``: the built-in engine's step program for this family keeps those twice. ``shared_cache``: reads the
     keys and values of an earlier layer and keeps none. ``most``: tokens that a token attends to where an indexer
     chooses them (DeepSeek-V3.2, 2025), by ``index_heads`` queries and a key of ``index_width`` numbers, kept, too.
+
+    Compressed attention (DeepSeek-V4, 2026) has one key for all heads, which is the value, too. It keeps ``newest``
+    numbers of a sequence however long it is (keys of the window, and what entries are being made of), and of each
+    ``rate`` tokens one entry (0: none), of which ``most`` are attended to. ``groups``: of heads, in the output's first
+    projection.
     """
 
     kind: AttentionKind
@@ -127,14 +132,19 @@ class AttentionSpec:
     most: int | None = None
     index_heads: int = 0
     index_width: int = 0
+    newest: int = 0
+    rate: int = 0
+    groups: int = 0
 
     def seen(self, tokens: int) -> int:
         """Number of the last ``tokens`` tokens that are attended to."""
         return tokens if self.window is None else min(tokens, self.window)
 
     def elements(self, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
-        """Numbers per token on a rank with ``share`` of the key/value heads. Latents have no heads, so every rank
-        keeps all of them."""
+        """Numbers per token on a rank with ``share`` of the key/value heads; of entries, on average. Latents have no
+        heads, so every rank keeps all of them."""
+        if self.kind == "compressed":
+            return (self.key_width + self.index_width) / self.rate if self.rate else 0.0
         if self.kind == "latent":
             twice = self.latents_twice and not policy.latents
             return self.index_width + self.latent_width + (-(-self.latent_rank // VECTOR) * VECTOR if twice else 0)
@@ -144,11 +154,15 @@ class AttentionSpec:
         """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads."""
         if self.shared_cache:
             return 0.0
-        kept = self.seen(tokens) if policy.windows else tokens
+        kept = self.seen(tokens) if policy.windows and self.kind != "compressed" else tokens
         return self.elements(policy, share) * policy.element_bytes * kept
 
     def read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
+        if self.kind == "compressed":
+            entries = tokens / self.rate if self.rate else 0.0
+            chosen = entries if self.most is None else min(entries, self.most)
+            return (self.index_width * entries + self.key_width * chosen) * policy.element_bytes
         if self.most is not None and tokens > self.most:
             rest = self.elements(policy, share) - self.index_width
             return (self.index_width * tokens + rest * self.most) * policy.element_bytes
@@ -160,9 +174,21 @@ class AttentionSpec:
         Each pair of a query and a key that it sees costs 2 operations per number of the key and of the value, in
         every query head (causal: half the square).
         """
+        if self.kind == "compressed":
+            near, far = _pairs(tokens, past, self.window), self._entries(tokens, past, self.most)
+            attended = 2 * self.query_heads * (self.key_width + self.value_width) * (near + far)
+            return attended + 2 * self.index_heads * self.index_width * self._entries(tokens, past, None)
         seen = self.window if self.most is None else self.most
         attended = 2 * self.query_heads * (self.key_width + self.value_width) * _pairs(tokens, past, seen)
         return attended + 2 * self.index_heads * self.index_width * _pairs(tokens, past, None)
+
+    def _entries(self, tokens: int, past: int, most: int | None) -> int:
+        """Pairs of a query and an entry that it sees."""
+        return _pairs(tokens, past, None if most is None else most * self.rate) // self.rate if self.rate else 0
+
+    def state_bytes(self, element_bytes: float) -> float:
+        """Bytes kept of one sequence, however long it is."""
+        return self.newest * element_bytes
 
 
 def _pairs(tokens: int, past: int, most: int | None) -> int:
@@ -314,8 +340,10 @@ class LayerSpec:
         return read + 2 * self.state_bytes(policy)
 
     def state_bytes(self, policy: CachePolicy = COMPACT) -> float:
-        """Bytes that a recurrent mixer keeps of one sequence, however long it is, on each rank that has the layer."""
-        return 0.0 if self.mixer is None else self.mixer.state_bytes(policy.element_bytes)
+        """Bytes kept of one sequence, however long it is, on each rank that has the layer: by a recurrent mixer, and by
+        compressed attention."""
+        kept = 0.0 if self.mixer is None else self.mixer.state_bytes(policy.element_bytes)
+        return kept if self.attention is None else kept + self.attention.state_bytes(policy.element_bytes)
 
     def _key_value(self, share: Share) -> float:
         if not self.heads_cut or self.attention is None:

@@ -16,9 +16,9 @@ _NO_WEIGHT = re.compile(
     r"rotary_emb\.inv_freq|rotary_pos_emb|\.attention\.(?:bias|masked_bias)$|(?:^|\.)rope_(?:freqs|factors)"
 )
 _OTHER_PART = re.compile(r"(?:^|\.)(?:mtp|visual|vision\w*|audio\w*|multi_modal\w*|mm_\w*|embed_(?:vision|audio))\.")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens\w*|embed_in|wte|wpe|token_embd|embeddings?|word_embeddings)\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens\w*|embed_in|embed|wte|wpe|token_embd|embeddings?|word_embeddings)\.")
 _HEAD = re.compile(
-    r"(?:^|\.)(?:lm_head|embed_out|output)\.(?:weight|bias|scales|biases|base_layer|qweight|qzeros|g_idx)"
+    r"(?:(?:^|\.)(?:lm_head|embed_out|output)|^head)\.(?:weight|bias|scales|biases|base_layer|qweight|qzeros|g_idx)"
 )
 
 _HEAD_NORM = re.compile(r"\b([qk])_norm\.")
@@ -35,7 +35,7 @@ _ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attention|attn|self_attention)\.|
 _FUSED = re.compile(r"qkv_proj|query_key_value|Wqkv|attn_qkv|c_attn|\.qkv\.")
 _KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|kv_b_proj|embed_q|unembed_out)\.|attn_(?:k|v|kv_b|k_b|v_b)\.")
 _LATENT = re.compile(
-    r"\.indexer\.|\.(?:q_a_proj|kv_a_proj_with_mqa)\.|attn_(?:q_a|kv_a_mqa)\.|\.gate_proj\.|attn_gate\."
+    r"\.(?:indexer|compressor)\.|\.(?:wq_a|wkv|kv_proj|q_a_proj|kv_a_proj_with_mqa)\.|attn_(?:q_a|kv_a_mqa)\.|\.gate_proj\.|attn_gate\."
 )
 _LATENTS_OUT = re.compile(r"\.(?:kv_b_proj|attn_kv_b|attn_k_b|attn_v_b)\.")
 _SINKS = re.compile(r"sinks?\b|sink_bias")

@@ -33,12 +33,12 @@ def format_of(config: Fields) -> Format:
     method = quantized.text("quant_method")
     match method:
         case "fp8":
-            return _fp8(quantized, plain)
+            told = quantized.text("expert_dtype") or config.text("expert_dtype")
+            return _fp8(quantized, plain, small_experts=told == "fp4")
         case "gptq" | "awq" | "auto-round" | "intel/auto-round":
             return _grouped(quantized, plain, indexed=method == "gptq")
         case "mxfp4":
-            packing = Packing(4, 32, 1)
-            return Format("mxfp4 in groups of 32", plain, 4, 32, 1, roles=EXPERTS, packing=packing)
+            return _mxfp4(plain)
         case "compressed-tensors":
             return _compressed(quantized, plain)
         case "bitsandbytes":
@@ -74,9 +74,16 @@ def _bits(fields: Fields, name: str = "bits") -> int:
     return bits
 
 
-def _fp8(fields: Fields, plain: int) -> Format:
+def _mxfp4(plain: int) -> Format:
+    return Format("mxfp4 in groups of 32", plain, 4, 32, 1, roles=EXPERTS, packing=Packing(4, 32, 1))
+
+
+def _fp8(fields: Fields, plain: int, *, small_experts: bool) -> Format:
+    """``small_experts``: these are in FP4 (DeepSeek-V4)."""
     _, block = fields.get("weight_block_size")
     skipped = _exceptions(fields, "modules_to_not_convert", "ignored_layers")
+    if small_experts:
+        skipped["experts"] = _mxfp4(plain)
     static = 4 if fields.text("activation_scheme") == "static" else 0
     if block is None:
         return Format(
@@ -85,6 +92,7 @@ def _fp8(fields: Fields, plain: int) -> Format:
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise fields.error("weight_block_size", "is not a pair of whole numbers")
     text, size = f"fp8 in blocks of {block[0]}", (block[0], block[1])
+    text += ", experts in mxfp4" if small_experts else ""
     return Format(
         text,
         plain,

@@ -28,6 +28,7 @@ class ModelSpec:
 
     ``tensor_refusal``, ``pipeline_refusal`` and ``expert_refusal`` say why the built-in engine cannot split this
     architecture that way, or are None. ``notes``: what a user should know about these numbers.
+    ``streams``: hidden states of a token side by side between layers (hyper-connections: Xie et al. 2026).
     ``known_family``: False where cache and arithmetic are a guess, as of full attention.
     """
 
@@ -52,6 +53,7 @@ class ModelSpec:
     expert_refusal: str | None = None
     notes: tuple[str, ...] = ()
     known_family: bool = True
+    streams: int = 1
 
     @property
     def layers(self) -> int:
@@ -77,7 +79,7 @@ class ModelSpec:
     @cached_property
     def recurrent(self) -> bool:
         """Whether it keeps a state of each sequence beside keys and values."""
-        return any(layer.mixer is not None for layer in self.decoder)
+        return any(layer.state_bytes() for layer in self.alike)
 
     @cached_property
     def in_engine(self) -> ModelSpec:
@@ -122,8 +124,8 @@ class ModelSpec:
 
     @property
     def hidden_bytes(self) -> float:
-        """One token's hidden state: what pipeline messages and all-reduces carry, per token."""
-        return self.hidden_size * self.activation_bytes
+        """What pipeline messages carry per token: its hidden state, or all that are side by side."""
+        return self.streams * self.hidden_size * self.activation_bytes
 
     @property
     def embedding_row_bytes(self) -> float:
@@ -171,7 +173,7 @@ class ModelSpec:
         return sum(layer.cache_bytes(tokens, policy) for layer in self.decoder)
 
     def state_bytes(self, policy: CachePolicy = COMPACT) -> float:
-        """Bytes that its recurrent layers keep of one sequence beside that, however long it is."""
+        """Bytes that its layers keep of one sequence beside that, however long it is."""
         return sum(layer.state_bytes(policy) for layer in self.decoder)
 
     def tensor_obstacle(self, parts: int) -> str | None:
@@ -186,6 +188,9 @@ class ModelSpec:
             return str(error)
         for number, layer in enumerate(self.decoder):
             cut = layer.experts.cut if layer.experts else None
+            groups = layer.attention.groups if layer.attention and layer.heads_cut else 0
+            if groups % parts:
+                return f"the {groups} groups of heads of layer {number} do not divide by {parts} ranks"
             if layer.width % parts and (layer.weights.dense.whole < layer.weights.dense.bytes):
                 return f"the width {layer.width} of layer {number} does not divide by {parts} ranks"
             if layer.experts and cut == "inside" and layer.experts.width % parts:

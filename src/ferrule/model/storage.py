@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ferrule.errors import ConfigError
-from ferrule.model.holding import Tensors
+from ferrule.model.holding import WHOLE_NUMBER, Tensors
 from ferrule.model.on_load import BITS, GROUP
 from ferrule.model.packing import Packing
 
 PLAIN = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn": 1}
 """Bytes per number of torch's names for dtypes."""
 
-Role = Literal["linear", "expert", "stack", "embedding", "head", "router", "plain"]
+Role = Literal["linear", "expert", "stack", "embedding", "head", "router", "plain", "numbers"]
 """Role of a tensor for a quantiser; ``stack``: experts that are stored in one tensor; ``plain``: norms, biases and
-whatever stays as it is."""
+whatever stays as it is; ``numbers``: whole numbers of 8 bytes."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Format:
 
     def bytes(self, tensor: Tensor) -> int:
         """Bytes of ``tensor``, all copies."""
+        if tensor.role == "numbers":
+            return tensor.parameters * WHOLE_NUMBER
         own = self._of_tensor(tensor)
         return tensor.parameters * self.plain if own is None else tensor.copies * own._one(tensor.shape)
 
@@ -179,7 +181,7 @@ _NAMED = {
 _SCALE = re.compile(
     r"\.(scales|biases|qzeros|g_idx|perm|SCB|weight_format|activation_scale|input_(scale|zero_point|global_scale)"
     r"|weight_(scale(_inv|_2)?|shape|zero_point|global_scale|g_idx))$"
-    r"|_scales$|\.(absmax|quant_map|quant_state)\b|\.nested_"
+    r"|(?<!_hc)\.scale$|_scales$|\.(absmax|quant_map|quant_state)\b|\.nested_"
 )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ferrule.model.families.program import OUTER_OPERATIONS
 from ferrule.model.holding import MOST_COMPUTED_BYTES
-from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
+from ferrule.model.layer import BUILT_IN, COMPACT, AttentionSpec, CachePolicy, LayerSpec
 from ferrule.model.mixer import MixerKind
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import DeviceSpec
@@ -39,6 +39,19 @@ MIXER_CALLS: dict[MixerKind, Calls] = {
     "kda": Calls(103, 707, 31),
 }
 """As a test counts them; usual attention is 45. Without kernels of their own, which few machines have."""
+
+
+WINDOW_CALLS, ENTRIES_CALLS, CHOICE_CALLS = 137, 50, 145
+"""Of compressed attention (DeepSeek-V4), as a test counts them: with its window, for entries, and for a choice of them
+besides."""
+STREAM_CALLS = 300
+"""By which its layers mix hidden states before and behind both of their parts, in 20 iterations each."""
+
+
+def compressed_calls(attention: AttentionSpec) -> int:
+    """Calls of a layer with compressed attention beside its experts."""
+    entries = ENTRIES_CALLS if attention.rate else 0
+    return STREAM_CALLS + WINDOW_CALLS + entries + (CHOICE_CALLS if attention.index_width else 0)
 
 
 class CacheRoom(NamedTuple):
@@ -163,6 +176,8 @@ class Runtime:
         if self.program_end_operations is not None and layer.program_operations is not None:
             return layer.program_operations + EXPERT_OPERATIONS * experts_touched
         mixing = self.attention_operations if layer.attention is not None else 0
+        if layer.attention is not None and layer.attention.kind == "compressed":
+            mixing = self.call_operations * compressed_calls(layer.attention) or mixing
         if layer.mixer is not None:
             calls = MIXER_CALLS[layer.mixer.kind].of(tokens)
             mixing += self.call_operations * calls or self.attention_operations

@@ -52,6 +52,7 @@ def alone(directory: Path, weights: str | None = None) -> TorchRunner:
                 "llama4_text",
                 "deepseek_v32",
                 "glm_moe_dsa",
+                "deepseek_v4",
             )
         ),
     ],

@@ -139,7 +139,7 @@ def test_every_architecture_passes_and_a_swapped_part_does_not(name: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama4_text", "deepseek_v32", "glm_moe_dsa", "gemma3n_text", "phi3"])
+@pytest.mark.parametrize("name", ["llama4_text", "deepseek_v32", "glm_moe_dsa", "gemma3n_text", "phi3", "deepseek_v4"])
 def test_special_attention_passes(name: str, tmp_path: Path) -> None:
     changes = long_rope(40) if name == "phi3" else {}
     directory = make(name, tmp_path / f"special-{name}", max_position_embeddings=CONTEXT, **changes)

@@ -30,8 +30,9 @@ class Segment:
 
 class KVCache:
     """All sequences' caches on this rank, and which of them the batch now running is made of. ``border``: tokens beyond
-    which a sequence is a long one; None: all are alike. ``pages``: that the caches of sequences which begin from now on
-    are in, if any. ``rows``: in place of segments, the batch of a step that is captured."""
+    which a sequence is a long one; None: all are alike. ``asks_tokens``: layers read ``tokens`` (1, tokens) of it.
+    ``pages``: that the caches of sequences which begin from now on are in, if any. ``rows``: in place of segments, the
+    batch of a step that is captured."""
 
     def __init__(self) -> None:
         self.pages: Pages | None = None
@@ -39,6 +40,8 @@ class KVCache:
         self.sequences: dict[int, SequenceCache] = {}
         self.segments: list[Segment] = []
         self.border: int | None = None
+        self.asks_tokens = False
+        self.tokens: Tensor | None = None
 
     @contextmanager
     def batch(

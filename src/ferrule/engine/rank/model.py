@@ -11,13 +11,28 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ferrule.engine.architectures import RECURRENT, WITHOUT_PAST, mask_chunks, mask_windows, plan_of, stages_of
+from ferrule.engine.architectures import (
+    RECURRENT,
+    WITHOUT_PAST,
+    mask_chunks,
+    mask_windows,
+    plan_of,
+    stages_of,
+    streams_of,
+)
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.rank import attention, recurrent
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
-from ferrule.engine.rank.special_attention import indexer, latents, long_rope, shared_keys, temperature
+from ferrule.engine.rank.special_attention import (
+    compressed,
+    indexer,
+    latents,
+    long_rope,
+    shared_keys,
+    temperature,
+)
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
@@ -34,7 +49,8 @@ from ferrule.plan import Shard
 class ShardedModel:
     """This rank's layers of a model, ready to run.
 
-    ``stage_input`` is where hidden states of an earlier stage enter; None where the embedding is held here.
+    ``hidden_size``: numbers of a token that go from stage to stage. ``stage_input`` is where hidden states of an
+    earlier stage enter; None where the embedding is held here.
     """
 
     model: nn.Module
@@ -53,13 +69,14 @@ class ShardedModel:
         ``positions`` (1, tokens). Returns hidden states, or on the last stage's first rank the logits of tokens
         ``logit_rows``: (rows, vocabulary) in float32; on its other ranks (rows, 0).
         """
-        given = {"input_ids": inputs}
+        given, streams = {"input_ids": inputs}, streams_of(self.model.config)
         if self.stage_input is not None:
-            self.stage_input.hidden = inputs
-            given = {"inputs_embeds": inputs}
+            width = self.hidden_size // streams
+            self.stage_input.hidden = inputs if streams == 1 else inputs.view(*inputs.shape[:2], streams, width)
+            given = {"inputs_embeds": inputs[..., :width]}
         if not self.shard.has_head:
             out = self.base(**given, position_ids=positions, use_cache=False)
-            return cast(Tensor, out.last_hidden_state)
+            return cast(Tensor, out.last_hidden_state).flatten(2)
         out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
         return cast(Tensor, out.logits[0].float())
 
@@ -121,8 +138,9 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
         weight = whole_weight(recipe, checkpoint) if recipe is not None else None
         if weight is not None:
             check_border(weight, cut)
+    width = config.hidden_size * streams_of(config)
     return Blueprint(
-        model, part.base, torch_dtype, config.hidden_size, part.cache, made_of, part.slicings, aliases, part.stage_input
+        model, part.base, torch_dtype, width, part.cache, made_of, part.slicings, aliases, part.stage_input
     )
 
 
@@ -150,6 +168,7 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     temperature.attach(base)
     long_rope.attach(base, cache)
     recurrent.attach(base, cache)
+    compressed.attach(base, cache)
     return Part(base, slicings, stage_input, cache)
 
 

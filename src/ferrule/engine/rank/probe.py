@@ -18,7 +18,8 @@ def output_of(layer: nn.Module, run: Callable[[], object]) -> Tensor:
 
     def keep(module: nn.Module, given: object, out: Any) -> None:
         hidden: Tensor = out[0] if isinstance(out, tuple) else out
-        kept.append(hidden.movedim(-2, 0).flatten(1))
+        several = hidden.dim() == 4 and hidden.shape[0] == 1 < hidden.shape[1]  # of each token, behind it
+        kept.append(hidden[0].flatten(1) if several else hidden.movedim(-2, 0).flatten(1))
         raise _Stop
 
     hook = layer.register_forward_hook(keep)

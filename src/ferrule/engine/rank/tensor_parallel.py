@@ -119,6 +119,8 @@ class TensorParallel:
             return slicing.heads(size, dim, count, split.key_value, name)
         if leaf in QUERY:
             return slicing.heads(size, dim, self.config.num_attention_heads, self.heads.query, name)
+        if leaf == "o_a_proj":  # of groups of whole heads
+            part_of(self.config.o_groups, self.part, self.parts, f"{name}: the number of groups")
         return slicing.even(size, dim, self.part, self.parts, f"{name}: width")
 
     def _key_value_heads_of(self, attention: nn.Module) -> tuple[int, HeadSplit]:

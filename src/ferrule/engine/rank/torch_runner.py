@@ -138,6 +138,8 @@ class TorchRunner:
 
     def _cached(self, batch: Batch) -> AbstractContextManager[None]:
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
+        if self.model.cache.asks_tokens and not self.shard.has_embedding:
+            self.model.cache.tokens = self.device.upload(torch.tensor([batch.tokens]))
         return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans})
 
     def _uploaded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

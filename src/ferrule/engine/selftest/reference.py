@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ferrule.engine.architectures import mask_chunks, mask_windows
+from ferrule.engine.architectures import mask_chunks, mask_windows, streams_of
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.model import base_name, empty, restore_buffers, tied
@@ -53,10 +53,12 @@ def plain_attention(
     heads, tokens, width = query.shape[1:]
     place = torch.arange(tokens)
     distance = place.unsqueeze(1) - place.unsqueeze(0)
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    hidden: Tensor = distance < 0 if window is None else (distance < 0) | (distance >= window)
     chunk = getattr(module, attention.CHUNK)
     if chunk is not None:
         hidden |= place.unsqueeze(1) // chunk != place.unsqueeze(0) // chunk
+    if key.shape[2] > tokens and attention_mask is not None:  # entries that stand for several tokens
+        hidden = attention_mask[0, 0] < 0
     if indices is not None:  # the tokens that an indexer has chosen
         hidden |= torch.ones_like(hidden).scatter(1, indices[0].long(), False)
     scale = width**-0.5 if scaling is None else scaling
@@ -70,7 +72,7 @@ def plain_attention(
         if s_aux is not None:
             sink = s_aux.reshape(-1)[head].expand(tokens, 1)
             scores = torch.cat([scores, sink], dim=1)
-        weights = scores.softmax(dim=1)[:, :tokens]
+        weights = scores.softmax(dim=1)[:, : key.shape[2]]
         outputs.append(weights @ value[0, of])
     return torch.stack(outputs, dim=1).unsqueeze(0).contiguous(), None
 
@@ -86,7 +88,9 @@ class Reference:
         self.model = empty(self.config, torch.float32, NAME)
         self.base = self.model.get_submodule(base_name(self.model))
         attention.attach(self.base, KVCache(), mask_windows(self.config), mask_chunks(self.config))
-        if any(isinstance(getattr(each, "indexer", None), nn.Module) for each in self.base.modules()):
+        if streams_of(self.config) > 1:
+            self.base.register_forward_pre_hook(_with_windows, with_kwargs=True)
+        elif any(isinstance(getattr(each, "indexer", None), nn.Module) for each in self.base.modules()):
             self.base.register_forward_pre_hook(_with_mask, with_kwargs=True)
         self.made_of = recipes(self.model, list(checkpoint.tensors))
         self.aliases = tied(self.model, self.made_of)
@@ -162,6 +166,14 @@ def _with_mask(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tu
     tokens = given["input_ids"].shape[1]
     seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
     return args, given | {"attention_mask": {"indexed_attention": seen}}
+
+
+def _with_windows(base: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Compressed attention adds entries to the mask of a window, which is made here as it is for the others."""
+    tokens = given["input_ids"].shape[1]
+    window = attention.causal_mask(tokens, 0, tokens, base.config.sliding_window, None, torch.device("cpu"))
+    hidden = torch.zeros(window.shape).masked_fill(~window, float("-inf"))
+    return args, given | {"attention_mask": {"sliding_attention": hidden[None, None]}}
 
 
 def _units(module: nn.Module, base: nn.Module) -> Iterator[nn.Module]:

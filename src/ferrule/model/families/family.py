@@ -50,7 +50,7 @@ class Family:
     that published configurations of the family leave out.
     """
 
-    attention: Literal["separate", "fused", "latent"] = "separate"
+    attention: Literal["separate", "fused", "latent", "compressed"] = "separate"
     mlp: Literal["gated", "packed", "plain"] = "gated"
     query_bias: bool | str = False
     output_bias: bool | str = False
@@ -194,6 +194,24 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": DEEPSEEK,
     "deepseek_v32": DSA,
     "glm_moe_dsa": replace(DSA, stages=False, defaults={**DSA.defaults, "index_n_heads": 32}),
+    "deepseek_v4": Family(
+        attention="compressed",
+        router_bias=True,
+        cuts=Cuts(dense=False, shared=False),
+        defaults={
+            "head_dim": 512,
+            "n_shared_experts": 1,
+            "o_groups": 8,
+            "o_lora_rank": 1024,
+            "q_lora_rank": 1024,
+            "hc_mult": 4,
+            "num_hash_layers": 3,
+            "sliding_window": 128,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "index_topk": 512,
+        },
+    ),
     "glm4_moe_lite": replace(
         DEEPSEEK,
         float32_router="all",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import ConfigError
+from ferrule.model.families.compressed import compressed_attention, hashed
 from ferrule.model.families.family import ANY, FAMILIES, Cuts, Family
 from ferrule.model.families.fields import Fields
 from ferrule.model.families.mixers import Part, listed_layers, mixer_of, parts_of
@@ -44,7 +45,8 @@ _SHARED_WIDTH = (
 @dataclass(frozen=True)
 class LayerShape:
     """``width``: of the dense part; ``shared_width``: of all shared experts together; 0 where there is none.
-    ``attention``, ``mixer`` and ``program_operations``: see `LayerSpec`."""
+    ``attention``, ``mixer`` and ``program_operations``: see `LayerSpec`. ``hashed``: a token by itself chooses experts.
+    """
 
     attention: AttentionSpec | None
     mixer: MixerSpec | None
@@ -52,6 +54,7 @@ class LayerShape:
     width: int
     shared_width: int
     program_operations: int | None
+    hashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ class Shape:
     def named(self) -> str:
         """The family, in messages."""
         return f"model_type {self.model_type!r}" if self.model_type else f"{self.architecture} (without a model_type)"
+
+    @property
+    def streams(self) -> int:
+        """As of `ModelSpec`."""
+        return self.fields.integer("hc_mult") if self.family.attention == "compressed" else 1
 
     @property
     def expert_inputs(self) -> int:
@@ -130,7 +138,7 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
 
 
 def _other_layers(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
-    if family.mixer is not None:
+    if family.mixer is not None or family.attention == "compressed":  # which refuse other kinds
         return ()
     known = {"full_attention", "sliding_attention"}
     if family.window == "chunks":
@@ -181,7 +189,9 @@ def _layer(
         width = _dense_width(fields, hidden)
     attention = _attention(fields, family, index, layers, hidden, heads) if part in ("attention", "both") else None
     operations = program_operations(fields, family, attention, experts, shared)
-    return LayerShape(attention, mixer if part in ("mixer", "both") else None, experts, width, shared, operations)
+    by_token = family.attention == "compressed" and hashed(fields, index, layers)
+    mixing = mixer if part in ("mixer", "both") else None
+    return LayerShape(attention, mixing, experts, width, shared, operations, by_token)
 
 
 def _dense_width(fields: Fields, hidden: int) -> int:
@@ -232,10 +242,12 @@ def _routed(fields: Fields, family: Family, count: int) -> ExpertsSpec:
 
 
 def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: int, heads: int) -> AttentionSpec:
+    if family.attention == "compressed":
+        return compressed_attention(fields, index, layers, heads)
     window = _window(fields, family, index, layers)
     if family.attention == "latent" or fields.get("kv_lora_rank")[1] is not None:
         rank = fields.integer("kv_lora_rank")
-        rotary, plain = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
+        rotary, plain = fields.integer("qk_rope_head_dim", least=0), fields.integer("qk_nope_head_dim")
         value = fields.integer("v_head_dim", default=hidden // heads)
         latent = AttentionSpec(
             "latent", heads, heads, rotary + plain, value, window, rank + rotary, rank, has_program(fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ferrule.model.families.compressed_tensors import compressed_tensors, hyper_head, hyper_tensors
 from ferrule.model.families.mixer_tensors import mixer_tensors
 from ferrule.model.families.shape import LayerShape, Shape
 from ferrule.model.layer import AttentionSpec
@@ -23,6 +24,8 @@ def tensors_of(shape: Shape) -> Iterator[Tensor]:
             yield Tensor("lm_head.bias", (vocab,), "plain")
     if shape.model_type == "gemma3n_text":
         yield from _gemma3n(shape)
+    if shape.family.attention == "compressed":
+        yield from hyper_head(shape)
 
 
 def _linear(name: str, outputs: int, inputs: int, bias: bool = False, role: Role = "linear") -> Iterator[Tensor]:
@@ -43,7 +46,10 @@ def _layer(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
         yield from _norm(f"{name}.layer_norm_{number}", hidden, family.norm_bias)
     if layer.mixer is not None:
         yield from mixer_tensors(shape, layer.mixer, name)
-    if layer.attention is not None:
+    if layer.attention is not None and layer.attention.kind == "compressed":
+        yield from compressed_tensors(shape, layer.attention, name)
+        yield from hyper_tensors(shape, name)
+    elif layer.attention is not None:
         attention = _latent_attention if layer.attention.kind == "latent" else _attention
         yield from attention(shape, layer.attention, f"{name}.self_attn")
     if layer.experts is not None:
@@ -123,7 +129,9 @@ def _experts(shape: Shape, layer: LayerShape, within: str) -> Iterator[Tensor]:
     hidden, family, count, width = shape.hidden_size, shape.family, layer.experts.count, layer.experts.width
     name = f"{within}.mlp"
     yield Tensor(f"{name}.gate.weight", (count, hidden), "router")
-    if family.router_bias or family.expert_bias:
+    if layer.hashed:
+        yield Tensor(f"{name}.gate.tid2eid", (shape.vocab_size, layer.experts.per_token), "numbers")
+    elif family.router_bias or family.expert_bias:
         yield Tensor(f"{name}.gate.bias", (count,), "plain")
     inner = shape.expert_inputs
     if inner != hidden:

@@ -87,7 +87,7 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
         if layer.experts is not None:
             width = max(width, layer.experts.per_token * layer.experts.width)
         wide = max(wide, mixing, 3 * width)
-    size = rows * (4 * model.hidden_size + wide) * runtime.activation_bytes
+    size = rows * (4 * model.streams * model.hidden_size + wide) * runtime.activation_bytes
     if stage.last_layer == model.layers:
         size += min(rows, work.concurrency) * model.vocab_size * 4 * 2
     return round(size)

@@ -56,7 +56,7 @@ def test_blocks_at_the_edges_may_be_smaller(dtype: torch.dtype, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale", "scale"])
 def test_one_scale_may_serve_the_whole_tensor(shape: tuple[int, ...], name: str, tmp_path: Path) -> None:
     codes, scale = matrix().to(torch.float8_e4m3fn), torch.full(shape, 0.37)
     found = read(write(tmp_path, {"m.weight": codes, f"m.{name}": scale}, {"quant_method": "fp8"}))

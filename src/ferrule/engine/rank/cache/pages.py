@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
 def layouts(cache: SequenceCache) -> dict[int, Layout] | None:
     """Of the layers that keep something of a sequence; None where that is more than a key and a value of each head."""
-    if cache.index or cache.state.layers or cache.keys.keys() != cache.values.keys():
+    if cache.index or cache.entries or cache.state.layers or cache.keys.keys() != cache.values.keys():
         return None
     found = {}
     for layer, key in cache.keys.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -17,15 +18,24 @@ ROUND = 64
 
 @dataclass
 class State:
-    """State of the mixers for one sequence. By layer and number: ``windows`` (1, channels, kernel), the last inputs of
-    a convolution; ``states`` (1, ...), those of a recurrence."""
+    """State of one sequence, however long it is. By layer and number: ``windows`` (1, channels, kernel), the last
+    inputs of a mixer's convolution; ``states`` (1, ...), those of a recurrence; ``newest`` (1, room, width), what
+    compressed attention needs of the last tokens."""
 
     windows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     states: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    newest: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        return sum(each.nbytes for kept in (self.windows, self.states) for each in kept.values())
+        return sum(each.nbytes for kept in (self.windows, self.states, self.newest) for each in kept.values())
+
+    def room(self, layer: int, number: int, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        """That of ``newest``, made at first of ``shape`` and for numbers like those of ``like``."""
+        found = self.newest.get((layer, number))
+        if found is None:
+            found = self.newest[layer, number] = like.new_empty(shape)
+        return found
 
     def has(self, layer: int) -> bool:
         """Whether the mixer of ``layer`` has kept something: each has a convolution first."""
@@ -33,13 +43,13 @@ class State:
 
     @property
     def layers(self) -> set[int]:
-        return {layer for kept in (self.windows, self.states) for layer, _ in kept}
+        return {layer for kept in (self.windows, self.states, self.newest) for layer, _ in kept}
 
 
 @dataclass
 class SequenceCache:
     """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens; ``index``: an
-    indexer's keys.
+    indexer's keys. ``entries``: by layer and number, those that each stand for ``rates`` tokens.
 
     ``long``: its keys have the rotary frequencies of long sequences (`long_rope`). Contiguous per sequence rather than
     paged: on a CPU attention then reads plain views, with no gather. Growing copies a sequence once per ``GROW``
@@ -52,6 +62,8 @@ class SequenceCache:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     index: dict[int, Tensor] = field(default_factory=dict)
+    entries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    rates: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far.
@@ -72,8 +84,25 @@ class SequenceCache:
         room[:, self.length : end] = new
         return room[:, :end]
 
+    def extend(self, layer: int, number: int, made: Tensor, rate: int, first: int, new: int) -> Tensor:
+        """Store entries ``made`` (1, entries, width) of ``new`` tokens, each of which stands for ``rate`` of them,
+        behind the ``first`` ones; a view of all so far."""
+        end, kept = first + made.shape[1], self.entries.get((layer, number))
+        if kept is None or kept.shape[1] < end:
+            grown = made.new_empty((1, -(-self._tokens(self.length + new) // rate), made.shape[2]))
+            if kept is not None:
+                grown[:, :first] = kept[:, :first]
+            kept = self.entries[layer, number] = grown
+            self.rates[layer, number] = rate
+        kept[:, first:end] = made
+        return kept[:, :end]
+
     def advance(self, tokens: int) -> None:
         self.length += tokens
+
+    def _tokens(self, end: int) -> int:
+        """Tokens that room is made for, when there are to be ``end``."""
+        return -(-min(max(end, 2 * self.length), end + GROW) // ROUND) * ROUND
 
     def _room(self, stored: dict[int, Tensor], layer: int, new: Tensor, end: int) -> Tensor:
         buffer = stored.get(layer)
@@ -81,8 +110,7 @@ class SequenceCache:
             raise ModelError(f"the model runs layer {layer} more than once per token, which this engine does not do")
         if buffer is not None and buffer.shape[1] >= end:
             return buffer
-        room = -(-min(max(end, 2 * self.length), end + GROW) // ROUND) * ROUND
-        grown = torch.empty(new.shape[0], room, new.shape[2], dtype=new.dtype, device=new.device)
+        grown = torch.empty(new.shape[0], self._tokens(end), new.shape[2], dtype=new.dtype, device=new.device)
         if buffer is not None:
             grown[:, : self.length] = buffer[:, : self.length]
         stored[layer] = grown
@@ -93,6 +121,8 @@ class SequenceCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one more token takes on this rank, over all its layers."""
+        """Bytes that one more token takes on this rank, over all its layers; where entries stand for several tokens, on
+        average."""
         tensors = [*self.keys.values(), *self.values.values(), *self.index.values()]
-        return sum(t.shape[0] * t.shape[2] * t.element_size() for t in tensors)
+        size = sum(t.shape[0] * t.shape[2] * t.element_size() for t in tensors)
+        return size + ceil(sum(t.shape[2] * t.element_size() / self.rates[key] for key, t in self.entries.items()))

@@ -28,7 +28,10 @@ that they see."""
 def attach(base: nn.Module, cache: KVCache) -> None:
     """Let the indexers of ``base`` choose among the tokens of each sequence. Raises `ModelError` for another kind."""
     indexers: list[Any] = [
-        each.indexer for each in base.modules() if isinstance(getattr(each, "indexer", None), nn.Module)
+        each.indexer
+        for each in base.modules()
+        if isinstance(getattr(each, "indexer", None), nn.Module)
+        and not hasattr(each, "compress_rate")  # see compressed
     ]
     for indexer in indexers:
         if type(indexer).__name__ not in KINDS:

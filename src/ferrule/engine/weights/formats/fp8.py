@@ -14,7 +14,7 @@ from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
 from ferrule.model.packing import GroupLayout
 
-SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale")
 
 
 class Fp8(GroupedFormat):
