@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
+#include "assertions.h"
 #include "transports/socket.h"
 
 namespace ferrule {
@@ -97,6 +99,24 @@ Failure Channel::loss(const MessageHeader& notice, ConstBytes behind) {
     got += n;
   }
   return loss();
+}
+
+std::shared_ptr<DeviceRegion> Channel::register_memory(const DeviceMemory&) {
+  throw std::runtime_error("only RDMA adapters read and write memory of devices, and rank " + std::to_string(peer_) +
+                           " is reached by " + transport());
+}
+
+// There is no region without a channel that registered it.
+std::size_t Channel::try_send_device(ConstBytes, const DeviceBytes&) {
+  FERRULE_ASSERT(false);
+  return 0;
+}
+
+void Channel::grant(const Grant&) { FERRULE_ASSERT(false); }
+
+std::size_t Channel::try_place(const DeviceBytes&, const Grant&, std::size_t) {
+  FERRULE_ASSERT(false);
+  return 0;
 }
 
 }  // namespace ferrule

@@ -1,4 +1,5 @@
-"""Collectives of a stage's tensors in a device's own memory: through pinned host memory, over the fabric, and back.
+"""Collectives of a stage's tensors in a device's own memory: through pinned host memory, over the fabric, and back;
+messages straight from and to that memory, where an RDMA adapter can.
 
 Where all ranks do so, large tensors are reduced in pieces.
 """
@@ -8,7 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ferrule.engine.devices.device import CopyingDevice, RankGroup
-from ferrule.staging import Piece, spans, staged
+from ferrule.fabric import Group
+from ferrule.staging import DirectMessages, DirectTensor, Piece, spans, staged
 
 
 class StagedGroup:
@@ -18,6 +20,7 @@ class StagedGroup:
 
     def __init__(self, ranks: RankGroup, device: CopyingDevice, *, in_pieces: bool) -> None:
         self._ranks, self._device, self._in_pieces = ranks, device, in_pieces
+        self._direct = DirectMessages(ranks) if isinstance(ranks, Group) else None
         self.rank, self.size = ranks.rank, ranks.size
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
@@ -36,9 +39,19 @@ class StagedGroup:
         return None if joined is None else self._device.upload(joined)
 
     def send(self, x: Tensor, dst: int, /) -> None:
-        self._ranks.send(self._device.download(x), dst)
+        if (direct := self._find(x, dst)) is not None:
+            direct.send()
+        else:
+            self._ranks.send(self._device.download(x), dst)
 
     def recv(self, x: Tensor, src: int, /) -> Tensor:
+        if (direct := self._find(x, src)) is not None:
+            receipt = direct.receive()
+            receipt.start()
+            return receipt.home()
         piece = Piece(self._device, x)
         self._ranks.recv(piece.host, src)
         return piece.home()
+
+    def _find(self, x: Tensor, peer: int) -> DirectTensor | None:
+        return None if self._direct is None else self._direct.find(x, peer, self._device)
