@@ -8,7 +8,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "assertions.h"
 #include "transports/socket.h"
 
 namespace ferrule {
@@ -101,22 +100,16 @@ Failure Channel::loss(const MessageHeader& notice, ConstBytes behind) {
   return loss();
 }
 
-std::shared_ptr<DeviceRegion> Channel::register_memory(const DeviceMemory&) {
+void Channel::refuse_devices() const {
   throw std::runtime_error("only RDMA adapters read and write memory of devices, and rank " + std::to_string(peer_) +
                            " is reached by " + transport());
 }
 
-// There is no region without a channel that registered it.
-std::size_t Channel::try_send_device(ConstBytes, const DeviceBytes&) {
-  FERRULE_ASSERT(false);
-  return 0;
-}
+std::shared_ptr<DeviceRegion> Channel::register_memory(const DeviceMemory&) { refuse_devices(); }
 
-void Channel::grant(const Grant&) { FERRULE_ASSERT(false); }
-
-std::size_t Channel::try_place(const DeviceBytes&, const Grant&, std::size_t) {
-  FERRULE_ASSERT(false);
-  return 0;
-}
+// A region of another channel may be given.
+std::size_t Channel::try_send_device(ConstBytes, const DeviceBytes&) { refuse_devices(); }
+void Channel::grant(const Grant&) { refuse_devices(); }
+std::size_t Channel::try_place(const DeviceBytes&, const Grant&, std::size_t) { refuse_devices(); }
 
 }  // namespace ferrule

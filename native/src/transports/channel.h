@@ -74,8 +74,8 @@ class Channel {
   // Sends may hold it until the peer has what was sent: no caller may count on room between the two.
   virtual void may_hold_memory() {}
 
-  // Memory of devices, which the processor may not touch: a channel whose hardware reads and writes it registers it,
-  // and all others throw std::runtime_error. What the others below are given is of such a region.
+  // Memory of devices, which the processor may not touch: a channel whose hardware reads and writes it registers it.
+  // All others throw std::runtime_error, here and where they are given such memory.
   virtual std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory);
   // As try_send, of `head` and then `payload`; holds_callers_memory() tells when that may change.
   virtual std::size_t try_send_device(ConstBytes head, const DeviceBytes& payload);
@@ -138,6 +138,8 @@ class Channel {
   int error_ = 0;
 
  private:
+  [[noreturn]] void refuse_devices() const;
+
   CloseNotice close_notice_;
   std::array<std::byte, sizeof(CloseNotice)> last_{};
 };

@@ -224,6 +224,7 @@ EMULATED_VERBS int ibv_close_device(ibv_context*) { return 0; }
 EMULATED_VERBS int ibv_query_device(ibv_context*, ibv_device_attr* into) {
   *into = {};
   into->max_qp = into->max_mr = into->max_qp_wr = into->max_cqe = 1 << 16;
+  into->max_sge = 2;
   into->phys_port_cnt = 1;
   return 0;
 }

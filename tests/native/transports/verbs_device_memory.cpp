@@ -279,6 +279,22 @@ void a_failed_receive_gets_no_late_write() {
   CHECK(target.read(0, 100000) == std::vector<std::byte>(100000));
 }
 
+bool says(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
+
+// A region that another channel has registered.
+void strange_regions_are_told() {
+  const Allocation source(100000);
+  const Ranks owner;
+  const auto from = source.registered(*owner.group[0], 1);
+  const Operation send = of_device(Op::send, 100000, *from, source.address());
+  const auto words = [&](const Ranks& ranks) {
+    CHECK(ranks.group[0]->run(&send, 1, kTimeout) == Status::system);
+    return ranks.group[0]->failure().message;
+  };
+  CHECK(says(words(Ranks(VerbsType::rc, true)), "rank 1 is reached by tcp"));
+  CHECK(says(words(Ranks(VerbsType::uc)), "needs a queue pair of type RC"));
+}
+
 std::string refusal(const Ranks& ranks, const Allocation& memory) {
   try {
     (void)memory.registered(*ranks.group[0], 1);
@@ -287,8 +303,6 @@ std::string refusal(const Ranks& ranks, const Allocation& memory) {
   }
   return "";
 }
-
-bool says(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
 
 void refusals_say_why() {
   EmulatedVerbs& adapter = *emulated_verbs();
@@ -337,6 +351,7 @@ int main() {
   many_keep_their_order();
   wrong_sizes_are_told();
   a_failed_receive_gets_no_late_write();
+  strange_regions_are_told();
   refusals_say_why();
   std::puts("ok");
   return 0;

@@ -44,6 +44,7 @@ IbvQueuePair::IbvQueuePair(std::shared_ptr<VerbsConnector> connector, const std:
   const int error = library_.query_device(connector_->context(), &limits);
   if (error != 0) throw_errno(device + " does not tell its limits", error);
   claim_ = std::make_unique<VerbsClaim>(device, limits);
+  gathers_ = reliable_ && limits.max_sge >= 2;
   // Where a packet of a longer message is lost, it hands on the rest of that message with the next one.
   if (!reliable_ && limits.vendor_id == kSoftRoce) {
     shape_.slots *= shape_.slot_bytes / kOnePacket;
@@ -93,7 +94,7 @@ bool IbvQueuePair::try_make(ibv_qp_type type, std::uint32_t slots, std::uint32_t
   attributes.qp_type = type;
   attributes.cap.max_send_wr = static_cast<std::uint32_t>(depth_);
   attributes.cap.max_recv_wr = receives;
-  attributes.cap.max_send_sge = reliable_ ? 2 : 1;  // a frame, and behind it memory of a device
+  attributes.cap.max_send_sge = gathers_ ? 2 : 1;
   attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = inline_bytes;
   queue_pair_ = connector_->make(attributes);
@@ -178,6 +179,7 @@ void IbvQueuePair::write(const DeviceBytes& payload, std::uint64_t remote_addres
 
 std::shared_ptr<DeviceRegion> IbvQueuePair::register_memory(const DeviceMemory& memory) {
   if (!reliable_) throw std::runtime_error("memory of devices needs a queue pair of type RC");
+  if (!gathers_) throw std::runtime_error("the adapter does not send from two places of memory at once");
   return connector_->register_memory(memory);
 }
 

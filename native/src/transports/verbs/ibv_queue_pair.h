@@ -50,6 +50,7 @@ class IbvQueuePair final : public QueuePair {
   const VerbsLibrary& library_;
   const std::shared_ptr<VerbsConnector> connector_;
   const bool reliable_;
+  bool gathers_ = false;  // sends take memory of a device behind a frame
   std::unique_ptr<VerbsClaim> claim_;
   PipeShape shape_;
   ibv_comp_channel* events_ = nullptr;

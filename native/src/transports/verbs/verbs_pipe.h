@@ -110,6 +110,7 @@ class VerbsPipe {
   };
   Frame claim();
   void head(const Frame& frame, std::size_t bytes, VerbsFrameKind kind);
+  void require_reliable() const;
   void send_grants();
   void heed_grant(const Arrival& arrival);
   void tell(VerbsFrameKind kind);

@@ -15,7 +15,7 @@ constexpr std::size_t kMostGrants = 1024;     // the peer's, of messages that no
 }  // namespace
 
 std::size_t VerbsPipe::write_with(ConstBytes head_bytes, const DeviceBytes& payload) {
-  FERRULE_ASSERT(reliable());
+  require_reliable();
   if (!can_write()) service();
   DeviceBytes rest = payload;
   std::size_t total = 0;
@@ -42,7 +42,8 @@ std::size_t VerbsPipe::write_with(ConstBytes head_bytes, const DeviceBytes& payl
 }
 
 std::size_t VerbsPipe::place(const DeviceBytes& payload, const Grant& grant, std::size_t offset) {
-  FERRULE_ASSERT(reliable() && offset + payload.size <= grant.bytes);
+  require_reliable();
+  FERRULE_ASSERT(offset + payload.size <= grant.bytes);
   if (!queue_->has_room()) service();
   if (broken() || !queue_->has_room()) return 0;
   const DeviceBytes piece = payload.first(std::min(payload.size, kWriteBytes));
@@ -57,7 +58,13 @@ bool VerbsPipe::holds_device_memory() {
   return queue_->completed() < device_until_;
 }
 
+// A region of another pipe may be given.
+void VerbsPipe::require_reliable() const {
+  if (!reliable()) throw std::runtime_error("memory of devices needs a queue pair of type RC");
+}
+
 void VerbsPipe::grant(const Grant& grant) {
+  require_reliable();
   grants_to_send_.push_back(grant);
   send_grants();
 }
