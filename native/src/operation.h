@@ -101,6 +101,8 @@ constexpr const char* kOpNames[] = {"nothing", "all_reduce", "all_gather", "redu
 // As the peer of recv: the message that comes first, from all ranks in turn.
 constexpr int kAnyRank = -1;
 
+struct DeviceRegion;
+
 // One operation. count is what one rank gives (or gets, for reduce_scatter and scatter), in elements.
 //
 //   all_reduce      count of in -> count of out; in may be out, or nullptr for the same
@@ -114,7 +116,9 @@ constexpr int kAnyRank = -1;
 //                   each, or send_counts[rank] and recv_counts[rank] of them
 //   send            count of in to the peer; returns when the data are buffered, and at least 256 KiB per peer fit
 //                   before the receiver takes them
-//   recv            count of out from the peer
+//   recv            count of out from the peer. With `device`: to that address, and `placed` becomes true; or, where
+//   the
+//                   sender began before it knew of that address, to out. A send with `device` reads there, not in
 //   barrier         nothing
 struct Operation {
   Op op = Op::none;
@@ -127,6 +131,10 @@ struct Operation {
   std::size_t count = 0;
   const std::size_t* send_counts = nullptr;  // size of them; or nullptr
   const std::size_t* recv_counts = nullptr;
+  // Sends and receives: an address in a region that the channel to the peer has registered.
+  const DeviceRegion* region = nullptr;
+  std::uint64_t device = 0;
+  bool* placed = nullptr;
 };
 
 // Up to this many bytes (of the whole array), this operation uses this algorithm.

@@ -91,6 +91,9 @@ class VerbsEndpoint:
     def prove(self, timeout: float) -> None: ...
     def close(self) -> None: ...
 
+class DeviceRegion:
+    """Memory of a device that an RDMA adapter reads and writes, until this object is gone."""
+
 class Operation:
     """See native/src/operation.h."""
 
@@ -106,9 +109,14 @@ class Operation:
         send_counts: list[int] = ...,
         recv_counts: list[int] = ...,
         quantized: bool = False,
+        region: DeviceRegion | None = None,
+        device: int = 0,
     ) -> None: ...
     @property
     def op(self) -> int: ...
+    @property
+    def placed(self) -> bool:
+        """Of a recv with a region that is done: its bytes are at the address ``device``, not at ``target``."""
 
 class Work:
     def wait(self, timeout: float) -> int: ...
@@ -181,6 +189,8 @@ class Group:
     def rails(self, stream: int, peer: int) -> list[tuple[bool, int, int, int, bool]]:
         """Per rail: whether it lives, bytes sent, bytes received, how often it died, and whether it lives but nothing
         gets through. Empty: no channel of rails."""
+    def register_memory(self, peer: int, fd: int, offset: int, length: int, address: int) -> DeviceRegion:
+        """Bytes of a dma-buf, which the device has at ``address``, for messages from and to ``peer``. OSError: no."""
     def time(
         self, name: str, source: int, out: int, count: int, dtype: int, samples: int, timeout: float, /
     ) -> list[float]: ...

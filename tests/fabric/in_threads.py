@@ -23,18 +23,31 @@ _SPIN_US = 0.0
 _YIELD_US = 50.0
 
 
+Ends = tuple[_native.Channel, _native.Channel]
+
+
+def _sockets(stream: int, a: int, b: int, epoch: int) -> Ends:
+    one, other = socket.socketpair()
+    return _native.Channel.tcp(a, b, [one.detach()], epoch), _native.Channel.tcp(b, a, [other.detach()], epoch)
+
+
 def thread_groups(
-    size: int, strategy: Strategy | None = None, *, timeout: float = 30.0, yield_us: float = _YIELD_US
+    size: int,
+    strategy: Strategy | None = None,
+    *,
+    timeout: float = 30.0,
+    yield_us: float = _YIELD_US,
+    join: Callable[[int, int, int, int], Ends] = _sockets,
+    transport: str = "tcp",
 ) -> list[Group]:
-    """The groups of all ranks. They talk over sockets; close every one."""
+    """The groups of all ranks; close every one. ``join``: the channels of two ranks, by stream, ranks and epoch."""
     epoch = int.from_bytes(secrets.token_bytes(7), "little")
     strategy = strategy or Strategy()
     channels: list[list[list[_native.Channel | None]]] = [[[None] * size for _ in range(size)] for _ in range(2)]
-    for stream in channels:
+    for number, stream in enumerate(channels):
         for a in range(size):
             for b in range(a + 1, size):
-                for rank, peer, sock in zip((a, b), (b, a), socket.socketpair(), strict=True):
-                    stream[rank][peer] = _native.Channel.tcp(rank, peer, [sock.detach()], epoch)
+                stream[a][b], stream[b][a] = join(number, a, b, epoch)
     groups = []
     for rank in range(size):
         native = _native.Group(
@@ -51,7 +64,7 @@ def thread_groups(
             list(strategy.ring),
         )
         peers = tuple(
-            PeerInfo(peer, "here", 0, "self" if peer == rank else "tcp", "socket pair") for peer in range(size)
+            PeerInfo(peer, "here", 0, "self" if peer == rank else transport, "in this process") for peer in range(size)
         )
         pending = PendingPeers(epoch.to_bytes(16, "little"), rank, size, ())
         members = tuple(range(size))

@@ -1,6 +1,7 @@
 #include "python/group/group.h"
 
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -35,14 +36,18 @@ Clock::duration microseconds(double value) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::micro>(value));
 }
 
-// One operation for Group.run and Group.start, with the counts that an Operation only points to.
+// One operation for Group.run and Group.start, with what an Operation only points to. With a region it must stay until
+// it is done.
 struct PyOperation {
   Operation operation;
+  std::shared_ptr<DeviceRegion> region;
+  bool placed = false;
   std::vector<std::size_t> send_counts;
   std::vector<std::size_t> recv_counts;
 
   PyOperation(int op, int dtype, int reduction, int root, std::uintptr_t in, std::uintptr_t out, std::size_t count,
-              std::vector<std::size_t> sends, std::vector<std::size_t> receives, bool quantized)
+              std::vector<std::size_t> sends, std::vector<std::size_t> receives, bool quantized,
+              std::shared_ptr<DeviceRegion> registered, std::uint64_t device)
       : operation{.op = static_cast<Op>(op),
                   .dtype = static_cast<Dtype>(dtype),
                   .reduction = static_cast<Reduction>(reduction),
@@ -50,11 +55,15 @@ struct PyOperation {
                   .root = root,
                   .in = pointer(in),
                   .out = pointer(out),
-                  .count = count},
+                  .count = count,
+                  .device = device},
+        region(std::move(registered)),
         send_counts(std::move(sends)),
         recv_counts(std::move(receives)) {}
-  Operation get() const {
+  Operation get() {
     Operation whole = operation;
+    whole.region = region.get();
+    whole.placed = &placed;
     whole.send_counts = send_counts.empty() ? nullptr : send_counts.data();
     whole.recv_counts = recv_counts.empty() ? nullptr : recv_counts.data();
     return whole;
@@ -213,6 +222,10 @@ class PyGroup {
     }
     return states;
   }
+  std::shared_ptr<DeviceRegion> register_memory(int peer, int fd, std::uint64_t offset, std::size_t length,
+                                                std::uint64_t address) const {
+    return without_lock([&] { return group_->register_memory(peer, {fd, offset, length, address}); });
+  }
   std::vector<double> time(const std::string& name, std::uintptr_t in, std::uintptr_t out, std::size_t count, int dtype,
                            int samples, double timeout) {
     const nb::gil_scoped_release release;
@@ -227,7 +240,7 @@ class PyGroup {
  private:
   static std::vector<Operation> collect(const std::vector<PyOperation*>& operations) {
     std::vector<Operation> all;
-    for (const PyOperation* operation : operations) all.push_back(operation->get());
+    for (PyOperation* operation : operations) all.push_back(operation->get());
     return all;
   }
   int message(Op op, std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
@@ -265,12 +278,14 @@ class PyGroup {
 }  // namespace
 
 void bind_group(nb::module_& module) {
+  nb::class_<DeviceRegion>(module, "DeviceRegion");
   nb::class_<PyOperation>(module, "Operation")
       .def(nb::init<int, int, int, int, std::uintptr_t, std::uintptr_t, std::size_t, std::vector<std::size_t>,
-                    std::vector<std::size_t>, bool>(),
+                    std::vector<std::size_t>, bool, std::shared_ptr<DeviceRegion>, std::uint64_t>(),
            "op"_a, "dtype"_a, "reduction"_a = 0, "root"_a = -1, "source"_a = 0, "target"_a = 0, "count"_a = 0,
            "send_counts"_a = std::vector<std::size_t>(), "recv_counts"_a = std::vector<std::size_t>(),
-           "quantized"_a = false)
+           "quantized"_a = false, "region"_a.none() = nb::none(), "device"_a = 0)
+      .def_ro("placed", &PyOperation::placed)
       .def_prop_ro("op", [](const PyOperation& self) { return static_cast<int>(self.operation.op); });
 
   nb::class_<PyWork>(module, "Work")
@@ -294,6 +309,7 @@ void bind_group(nb::module_& module) {
       .def("barrier", &PyGroup::barrier)
       .def("add_rail", &PyGroup::add_rail, "stream"_a, "peer"_a, "rail"_a, "fd"_a)
       .def("rails", &PyGroup::rails, "stream"_a, "peer"_a)
+      .def("register_memory", &PyGroup::register_memory, "peer"_a, "fd"_a, "offset"_a, "length"_a, "address"_a)
       .def("time", &PyGroup::time)
       .def("run", &PyGroup::run)
       .def("start", &PyGroup::start)

@@ -19,6 +19,7 @@ void check_header(Channel& channel, const MessageHeader& expected, const Message
 
 bool Outgoing::pump() {
   if (!can_send()) return false;
+  if (device.size != 0) return pump_device();
   const ConstBytes head(reinterpret_cast<const std::byte*>(&header), sizeof header);
   ConstBytes parts[3] = {head, first, second.first(second_ready)};
   std::size_t skip = sent;
@@ -28,6 +29,30 @@ bool Outgoing::pump() {
     skip -= n;
   }
   const std::size_t n = channel->try_send(parts);
+  begin_at(sent + n);
+  return n != 0;
+}
+
+bool Outgoing::pump_device() {
+  if (sent == 0 && !place) {
+    place = channel->take_grant(header.call.sequence);
+    if (place && place->bytes != device.size) place.reset();  // a mismatch, of which its header will tell
+    if (place) header.call.variant = kPlaced;
+  }
+  std::size_t n = 0;
+  if (place && placed != device.size) {
+    n = channel->try_place(device.from(placed), *place, placed);
+    placed += n;
+    return n != 0;
+  }
+  const ConstBytes all(reinterpret_cast<const std::byte*>(&header), sizeof header);
+  const std::size_t skip = std::min(sent, all.size());
+  const ConstBytes head = all.subspan(skip);
+  if (place) {
+    n = channel->try_send(std::span(&head, 1));
+  } else {
+    n = channel->try_send_device(head, device.from(sent - skip));
+  }
   begin_at(sent + n);
   return n != 0;
 }
@@ -82,7 +107,11 @@ bool Incoming::pump() {
     const bool in_header = got < sizeof header;
     got += n;
     if (!in_header) break;
-    if (got == sizeof header) check_header(*channel, expected, header);
+    if (got == sizeof header) {
+      if (placed()) expected.call.variant = kPlaced;
+      check_header(*channel, expected, header);
+      if (placed()) second = {};
+    }
   }
   return moved;
 }

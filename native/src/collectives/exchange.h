@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "transports/channel.h"
@@ -20,16 +21,24 @@ struct Outgoing {
   ConstBytes first;
   ConstBytes second;
   std::size_t second_ready = 0;
-  std::size_t sent = 0;  // of header, first and second together
+  // Instead of those two: in the memory of a device. Where the peer granted a place it is written there, and the header
+  // follows by itself.
+  DeviceBytes device;
+  std::optional<Grant> place;
+  std::size_t placed = 0;
+  std::size_t sent = 0;  // of header, first and second together, or header and device
 
-  std::size_t total() const { return sizeof header + first.size() + second.size(); }
+  std::size_t total() const { return sizeof header + first.size() + second.size() + (place ? 0 : device.size); }
   bool done() const { return sent == total(); }
   // Done, and the payload may change: no rail can need it any more.
   bool settled() const { return done() && !channel->holds_callers_memory(); }
-  bool can_send() const { return sent < sizeof header + first.size() + second_ready; }
+  bool can_send() const { return sent < sizeof header + first.size() + second_ready + (place ? 0 : device.size); }
   bool pump();
   // That many bytes are sent already.
   void begin_at(std::size_t bytes);
+
+ private:
+  bool pump_device();
 };
 
 // One message from a peer. The header must be the expected one before any payload is taken. The first part goes
@@ -43,12 +52,14 @@ struct Incoming {
   // One read brings both, without a copy.
   Bytes whole;
   Bytes second;
+  bool granted = false;  // a place for all of `second`, which stays unused if the payload is written there
   std::size_t consumed = 0;
   std::size_t got = 0;  // of header, first and second together
   MessageHeader header;
 
   std::size_t total() const { return sizeof header + first_size + second.size(); }
   bool done() const { return got == total(); }
+  bool placed() const { return header.call.variant == kPlaced && granted; }
   std::size_t first_got() const { return got < sizeof header ? 0 : std::min(got - sizeof header, first_size); }
   bool can_receive() const;
   bool pump();

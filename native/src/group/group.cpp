@@ -19,6 +19,13 @@ bool can_quantize(const Operation& operation) {
   return floats && (operation.reduction == Reduction::sum || operation.reduction == Reduction::avg);
 }
 
+// Of sends and receives of a named peer, within its region.
+bool valid_device(const Operation& operation) {
+  const bool told = operation.op == Op::send || operation.placed != nullptr;
+  const std::size_t bytes = operation.count * size_of(operation.dtype);
+  return told && operation.root != kAnyRank && operation.region->holds(operation.device, bytes);
+}
+
 std::vector<Channel*> pointers(const std::vector<std::unique_ptr<Channel>>& channels) {
   std::vector<Channel*> all;
   for (const auto& channel : channels) all.push_back(channel.get());
@@ -119,6 +126,7 @@ bool Group::valid(const Operation* operations, std::size_t count) const {
     switch (operation->op) {
       case Op::send:
       case Op::recv:
+        if (operation->region != nullptr && !valid_device(*operation)) return false;
         if (operation->op == Op::recv && operation->root == kAnyRank && size_ > 1) break;
         if (operation->root == rank_) return false;
         [[fallthrough]];

@@ -71,6 +71,9 @@ class Group {
   Status add_rail(int stream, int peer, int rail, int fd);
   std::vector<RailState> rails(int stream, int peer) const;
 
+  // Memory of a device for messages from and to `peer`. Throws std::runtime_error where that cannot be.
+  std::shared_ptr<DeviceRegion> register_memory(int peer, const DeviceMemory& memory) const;
+
  private:
   struct Track {
     Track(std::vector<std::unique_ptr<Channel>> channels, const Waiter::Settings& settings,

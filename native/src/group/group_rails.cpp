@@ -1,4 +1,6 @@
-// Upkeep by a group of channels that consist of rails.
+// What a group does with single channels: upkeep of those that consist of rails, and registration of memory.
+#include <stdexcept>
+
 #include "group/group.h"
 
 namespace ferrule {
@@ -39,6 +41,13 @@ std::vector<RailState> Group::rails(int stream, int peer) const {
   const std::scoped_lock lock(end_mutex_);
   const Channel* const one = channel(stream, peer);
   return one == nullptr ? std::vector<RailState>() : one->rails();
+}
+
+std::shared_ptr<DeviceRegion> Group::register_memory(int peer, const DeviceMemory& memory) const {
+  const std::scoped_lock lock(end_mutex_);
+  Channel* const one = channel(static_cast<int>(Stream::messages), peer);
+  if (one == nullptr) throw std::runtime_error("the group has no connection to rank " + std::to_string(peer));
+  return one->register_memory(memory);
 }
 
 }  // namespace ferrule

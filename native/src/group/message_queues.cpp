@@ -28,15 +28,26 @@ void MessageQueues::add(Job job) {
       Outgoing message;
       message.channel = peer.channel;
       message.header = header;
-      message.first = {static_cast<const std::byte*>(operation.in), bytes};
+      if (operation.region != nullptr) {
+        message.device = {operation.region, operation.device, bytes};
+      } else {
+        message.first = {static_cast<const std::byte*>(operation.in), bytes};
+      }
       peer.sends.push_back({message, ticket});
     } else {
-      add_receive(peer, header, {static_cast<std::byte*>(operation.out), bytes}, ticket);
+      Receive& receive = add_receive(peer, header, {static_cast<std::byte*>(operation.out), bytes}, ticket);
+      // Where its header is here already, the payload is on its way here, too.
+      if (operation.region == nullptr || bytes == 0 || receive.message.got != 0) continue;
+      peer.channel->grant(
+          {receive.message.expected.call.sequence, operation.device, bytes, operation.region->remote_key});
+      receive.message.granted = true;
+      receive.placed = operation.placed;
     }
   }
 }
 
-void MessageQueues::add_receive(Peer& peer, MessageHeader expected, Bytes into, const std::shared_ptr<Ticket>& ticket) {
+MessageQueues::Receive& MessageQueues::add_receive(Peer& peer, MessageHeader expected, Bytes into,
+                                                   const std::shared_ptr<Ticket>& ticket) {
   if (peer.receives.empty() || peer.receives.back().ticket != nullptr) {
     peer.receives.emplace_back();
     peer.receives.back().message.channel = peer.channel;
@@ -47,6 +58,7 @@ void MessageQueues::add_receive(Peer& peer, MessageHeader expected, Bytes into, 
   receive.message.second = into;
   receive.ticket = ticket;
   if (receive.message.got == sizeof(MessageHeader)) check_header(*peer.channel, expected, receive.message.header);
+  return receive;
 }
 
 bool MessageQueues::done(std::uint64_t ticket) const {
@@ -77,6 +89,7 @@ bool MessageQueues::pump() {
       Incoming& message = peer.receives.front().message;
       if (message.pump()) moved = true;
       if (!message.done()) break;
+      if (message.placed()) *peer.receives.front().placed = true;
       end_one(peer.receives.front().ticket);
       peer.receives.pop_front();
       moved = true;
@@ -170,6 +183,10 @@ void MessageQueues::watch_deadline() {
 
 void MessageQueues::fail(Status status) {
   for (Peer& peer : peers_) {
+    // A channel is there as long as there are messages for it.
+    const auto offers = [](const Receive& receive) { return receive.message.granted; };
+    const auto reads = [](const Send& send) { return send.message.device.size != 0; };
+    if (std::ranges::any_of(peer.receives, offers) || std::ranges::any_of(peer.sends, reads)) peer.channel->revoke();
     peer.sends.clear();
     peer.receives.clear();
   }

@@ -50,6 +50,7 @@ class MessageQueues {
   struct Receive {
     Incoming message;
     std::shared_ptr<Ticket> ticket;
+    bool* placed = nullptr;  // see Operation
   };
   struct ReceiveAny {
     MessageHeader expected;
@@ -68,7 +69,7 @@ class MessageQueues {
 
   bool take_queued();
   bool pump();
-  void add_receive(Peer& peer, MessageHeader expected, Bytes into, const std::shared_ptr<Ticket>& ticket);
+  Receive& add_receive(Peer& peer, MessageHeader expected, Bytes into, const std::shared_ptr<Ticket>& ticket);
   // Give receives from any rank the messages that have come. A receive that names its rank goes first.
   bool match_any();
   // Whether a header from this peer, or part of it, is here; reads what there is of it.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 #include "transports/socket.h"
 
@@ -98,5 +99,17 @@ Failure Channel::loss(const MessageHeader& notice, ConstBytes behind) {
   }
   return loss();
 }
+
+void Channel::refuse_devices() const {
+  throw std::runtime_error("only RDMA adapters read and write memory of devices, and rank " + std::to_string(peer_) +
+                           " is reached by " + transport());
+}
+
+std::shared_ptr<DeviceRegion> Channel::register_memory(const DeviceMemory&) { refuse_devices(); }
+
+// A region of another channel may be given.
+std::size_t Channel::try_send_device(ConstBytes, const DeviceBytes&) { refuse_devices(); }
+void Channel::grant(const Grant&) { refuse_devices(); }
+std::size_t Channel::try_place(const DeviceBytes&, const Grant&, std::size_t) { refuse_devices(); }
 
 }  // namespace ferrule

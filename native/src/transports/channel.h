@@ -12,10 +12,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "transports/device_memory.h"
 #include "transports/message.h"
 
 namespace ferrule {
@@ -71,6 +74,19 @@ class Channel {
   // Sends may hold it until the peer has what was sent: no caller may count on room between the two.
   virtual void may_hold_memory() {}
 
+  // Memory of devices, which the processor may not touch: a channel whose hardware reads and writes it registers it.
+  // All others throw std::runtime_error, here and where they are given such memory.
+  virtual std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory);
+  // As try_send, of `head` and then `payload`; holds_callers_memory() tells when that may change.
+  virtual std::size_t try_send_device(ConstBytes head, const DeviceBytes& payload);
+  // As a receiver, offer the place for a message that is to come, which the peer uses if it has the offer in time. As a
+  // sender, take the peer's offer for a message, and write to `offset` bytes behind that place.
+  virtual void grant(const Grant& offer);
+  virtual std::optional<Grant> take_grant(std::uint64_t /*sequence*/) { return std::nullopt; }
+  virtual std::size_t try_place(const DeviceBytes& payload, const Grant& offer, std::size_t offset);
+  // The group has failed: no place that was offered may be written to any more.
+  virtual void revoke() {}
+
   // The descriptors to poll while this rank sleeps and wants that, and what to do when one of them became ready.
   virtual void add_polls(Wanted wanted, std::vector<pollfd>& into) const = 0;
   virtual void on_poll(const pollfd& ready) = 0;
@@ -122,6 +138,8 @@ class Channel {
   int error_ = 0;
 
  private:
+  [[noreturn]] void refuse_devices() const;
+
   CloseNotice close_notice_;
   std::array<std::byte, sizeof(CloseNotice)> last_{};
 };

@@ -22,6 +22,9 @@ inline int poll_milliseconds(Clock::duration left) {
   return static_cast<int>(std::clamp<std::int64_t>(whole, 0, std::numeric_limits<int>::max()));
 }
 
+// Variant of a send whose payload was written to where the receiver granted that, and does not follow.
+constexpr std::uint8_t kPlaced = 1;
+
 // One operation as a rank called it. Ranks compare calls before a byte of payload moves.
 struct Call {
   Op op = Op::none;

@@ -12,6 +12,7 @@ from ferrule.errors import FabricError, FerruleError
 from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.core import Core
 from ferrule.fabric.describe import GroupInfo
+from ferrule.fabric.device_memory import DeviceMessages
 from ferrule.fabric.join.control_channel import Deadline
 from ferrule.fabric.join.membership import Membership, split_group
 from ferrule.fabric.join.reform import reform_group
@@ -19,7 +20,7 @@ from ferrule.fabric.operations import Operations
 from ferrule.fabric.transports.build import Joined
 
 
-class Group(Operations):
+class Group(Operations, DeviceMessages):
     """Ranks ``0 .. size-1`` that move arrays between each other. Made by `ferrule.fabric.init` and `split`.
 
     Arrays are numpy arrays or torch tensors (or, as inputs with ``out`` given, anything with DLPack) in host memory,

@@ -1,6 +1,7 @@
 """Staging: copies of device tensors to and from pinned host memory, ordered by events, for collectives of them."""
 
 from ferrule.staging.copier import ACCELERATORS, Copier, Event, TorchCopier, accelerators, copier_of, offer_copier
+from ferrule.staging.direct import DirectMessages, DirectTensor
 from ferrule.staging.pieces import PIECE_BYTES, Piece, spans, staged
 from ferrule.staging.uploads import UPLOAD_BYTES, Uploads
 from ferrule.staging.visible import is_integrated
@@ -10,6 +11,8 @@ __all__ = [
     "PIECE_BYTES",
     "UPLOAD_BYTES",
     "Copier",
+    "DirectMessages",
+    "DirectTensor",
     "Event",
     "Piece",
     "TorchCopier",

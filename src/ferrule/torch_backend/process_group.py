@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, Store, Wo
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
 from ferrule.fabric.core import NOT_HERE
-from ferrule.staging import ACCELERATORS, copier_of
+from ferrule.staging import ACCELERATORS, DirectMessages, DirectTensor, copier_of
 from ferrule.torch_backend import steps
 from ferrule.torch_backend.devices import Role, cut_elements, cut_gather, cut_scatter, device_tensors
 from ferrule.torch_backend.reductions import FABRIC_REDUCTIONS
@@ -43,6 +43,7 @@ class FabricProcessGroup(ProcessGroup):
         self._name = name
         self._description = "undefined"
         self.coalesced: list[Pending] | None = None
+        self._direct = DirectMessages(group)
         self._all_reduce = group._core.native.all_reduce_torch
         self._timeout = group._core.timeout
 
@@ -187,12 +188,33 @@ class FabricProcessGroup(ProcessGroup):
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         return self._run([steps.all_to_all_list(self.fabric, outputs, inputs)], outputs, opts)
 
-    @device_tensors(Role.READ)
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Work:
+        direct = self._find(tensors, dst, tag)
+        return self._send(tensors, dst, tag) if direct is None else self._run([Step(direct.send)], tensors)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Work:
+        direct = self._find(tensors, src, tag)
+        if direct is None:
+            return self._recv(tensors, src, tag)
+        receipt = direct.receive()
+        work = self._run([Step(receipt.start)], tensors, source=src)
+        if isinstance(work, Pending):
+            work.bring_home(receipt.home)
+        else:
+            receipt.home()
+        return work
+
+    def _find(self, tensors: list[Tensor], peer: int, tag: int) -> DirectTensor | None:
+        """One tensor of a device, without a tag, whose memory an RDMA adapter reads and writes."""
+        copier = copier_of(tensors[0].device) if len(tensors) == 1 and not tag else None
+        return None if copier is None else self._direct.find(tensors[0].detach(), peer, copier)
+
+    @device_tensors(Role.READ)
+    def _send(self, tensors: list[Tensor], dst: int, tag: int) -> Work:
         return self._run([step for t in tensors for step in steps.send(self.fabric, t, dst, tag)], tensors)
 
     @device_tensors(Role.WRITTEN)
-    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Work:
+    def _recv(self, tensors: list[Tensor], src: int, tag: int) -> Work:
         plan = [step for t in tensors for step in steps.recv(self.fabric, t, src, tag)]
         return self._run(plan, tensors, source=src)
 

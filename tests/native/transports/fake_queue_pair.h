@@ -64,6 +64,11 @@ class FakeQueuePair final : public QueuePair {
     out_.under_way.push_back({{frame.begin(), frame.end()}, report_ || posted_ % 4 == 0});
     report_ = false;
   }
+  // It has no devices' memory: verbs_device_memory.cpp has queue pairs that do.
+  void send_with(ConstBytes, const DeviceBytes&) override { require(false, "a device's memory"); }
+  void write(const DeviceBytes&, std::uint64_t, std::uint32_t) override { require(false, "a device's memory"); }
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory&) override { throw std::runtime_error("none here"); }
+  void stop() override { fault_ = "stopped"; }
   void receive(std::span<const std::uint32_t> slots) override {
     in_.receives.insert(in_.receives.end(), slots.begin(), slots.end());
   }
@@ -76,7 +81,8 @@ class FakeQueuePair final : public QueuePair {
     return n;
   }
   std::size_t depth() const override { return depth_; }
-  bool drained() const override { return out_.completed == posted_; }
+  std::uint64_t sent() const override { return posted_; }
+  std::uint64_t completed() const override { return out_.completed; }
   void report() override { report_ = true; }
   bool reliable() const override { return reliable_; }
   const std::string& fault() const override { return fault_; }

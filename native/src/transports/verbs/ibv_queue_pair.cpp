@@ -27,6 +27,14 @@ constexpr int kMostCompletions = 16;
 // Frames sent again and small frames without data find room beside a full window.
 std::uint32_t send_depth(std::uint32_t slots) { return 2 * slots + kControlSlots; }
 
+ibv_sge sge_of(const DeviceBytes& payload) {
+  ibv_sge where{};
+  where.addr = payload.address;
+  where.length = static_cast<std::uint32_t>(payload.size);
+  where.lkey = payload.region->local_key;
+  return where;
+}
+
 }  // namespace
 
 IbvQueuePair::IbvQueuePair(std::shared_ptr<VerbsConnector> connector, const std::string& device, ibv_qp_type type,
@@ -36,6 +44,7 @@ IbvQueuePair::IbvQueuePair(std::shared_ptr<VerbsConnector> connector, const std:
   const int error = library_.query_device(connector_->context(), &limits);
   if (error != 0) throw_errno(device + " does not tell its limits", error);
   claim_ = std::make_unique<VerbsClaim>(device, limits);
+  gathers_ = reliable_ && limits.max_sge >= 2;
   // Where a packet of a longer message is lost, it hands on the rest of that message with the next one.
   if (!reliable_ && limits.vendor_id == kSoftRoce) {
     shape_.slots *= shape_.slot_bytes / kOnePacket;
@@ -85,7 +94,8 @@ bool IbvQueuePair::try_make(ibv_qp_type type, std::uint32_t slots, std::uint32_t
   attributes.qp_type = type;
   attributes.cap.max_send_wr = static_cast<std::uint32_t>(depth_);
   attributes.cap.max_recv_wr = receives;
-  attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
+  attributes.cap.max_send_sge = gathers_ ? 2 : 1;
+  attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = inline_bytes;
   queue_pair_ = connector_->make(attributes);
   if (queue_pair_ != nullptr) {
@@ -129,17 +139,59 @@ void IbvQueuePair::fail(const std::string& why) {
   if (fault_.empty()) fault_ = why;
 }
 
-void IbvQueuePair::send(ConstBytes frame) {
+ibv_sge IbvQueuePair::place_of(ConstBytes frame) const {
   ibv_sge where{};
   where.addr = reinterpret_cast<std::uintptr_t>(frame.data());
   where.length = static_cast<std::uint32_t>(frame.size());
   where.lkey = region_->lkey;
+  return where;
+}
+
+void IbvQueuePair::send(ConstBytes frame) {
+  ibv_sge where = place_of(frame);
   ibv_send_wr request{};
-  request.wr_id = ++posted_ | kSendMark;
   request.sg_list = &where;
   request.num_sge = 1;
   request.opcode = IBV_WR_SEND;
   request.send_flags = where.length <= inline_bytes_ ? IBV_SEND_INLINE : 0;
+  post(request);
+}
+
+void IbvQueuePair::send_with(ConstBytes frame, const DeviceBytes& payload) {
+  ibv_sge where[2] = {place_of(frame), sge_of(payload)};
+  ibv_send_wr request{};
+  request.sg_list = where;
+  request.num_sge = 2;
+  request.opcode = IBV_WR_SEND;  // never inline: the processor cannot read the payload
+  post(request);
+}
+
+void IbvQueuePair::write(const DeviceBytes& payload, std::uint64_t remote_address, std::uint32_t remote_key) {
+  ibv_sge where = sge_of(payload);
+  ibv_send_wr request{};
+  request.sg_list = &where;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_RDMA_WRITE;
+  request.wr.rdma.remote_addr = remote_address;
+  request.wr.rdma.rkey = remote_key;
+  post(request);
+}
+
+std::shared_ptr<DeviceRegion> IbvQueuePair::register_memory(const DeviceMemory& memory) {
+  if (!reliable_) throw std::runtime_error("memory of devices needs a queue pair of type RC");
+  if (!gathers_) throw std::runtime_error("the adapter does not send from two places of memory at once");
+  return connector_->register_memory(memory);
+}
+
+void IbvQueuePair::stop() {
+  ibv_qp_attr to{};
+  to.qp_state = IBV_QPS_ERR;
+  (void)library_.modify_qp(queue_pair_, &to, IBV_QP_STATE);  // fails where it is in that state
+  fail("it was stopped");
+}
+
+void IbvQueuePair::post(ibv_send_wr& request) {
+  request.wr_id = ++posted_ | kSendMark;
   if (report_ || posted_ % interval_ == 0) request.send_flags |= IBV_SEND_SIGNALED;
   report_ = false;
   ibv_send_wr* refused = nullptr;

@@ -22,10 +22,15 @@ class IbvQueuePair final : public QueuePair {
   Bytes memory() override { return {memory_, memory_bytes_}; }
   bool has_room() const override { return posted_ - completed_ < depth_; }
   void send(ConstBytes frame) override;
+  void send_with(ConstBytes frame, const DeviceBytes& payload) override;
+  void write(const DeviceBytes& payload, std::uint64_t remote_address, std::uint32_t remote_key) override;
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory) override;
+  void stop() override;
   void receive(std::span<const std::uint32_t> slots) override;
   std::size_t poll(std::span<Arrival> into) override;
   std::size_t depth() const override { return depth_; }
-  bool drained() const override { return completed_ == posted_; }
+  std::uint64_t sent() const override { return posted_; }
+  std::uint64_t completed() const override { return completed_; }
   void report() override { report_ = true; }
   bool reliable() const override { return reliable_; }
   const std::string& fault() const override { return fault_; }
@@ -38,11 +43,14 @@ class IbvQueuePair final : public QueuePair {
   bool try_make(ibv_qp_type type, std::uint32_t slots, std::uint32_t inline_bytes);
   void make_memory();
   void release();
+  ibv_sge place_of(ConstBytes frame) const;
+  void post(ibv_send_wr& request);
   void fail(const std::string& why);
 
   const VerbsLibrary& library_;
   const std::shared_ptr<VerbsConnector> connector_;
   const bool reliable_;
+  bool gathers_ = false;  // sends take memory of a device behind a frame
   std::unique_ptr<VerbsClaim> claim_;
   PipeShape shape_;
   ibv_comp_channel* events_ = nullptr;

@@ -29,12 +29,13 @@ enum ibv_transport_type : int { IBV_TRANSPORT_IWARP = 1 };
 enum ibv_port_state : int { IBV_PORT_ACTIVE = 4 };
 enum ibv_mtu : int {};
 enum ibv_qp_type : int { IBV_QPT_RC = 2, IBV_QPT_UC = 3 };
-enum ibv_qp_state : int { IBV_QPS_INIT = 1, IBV_QPS_RTR = 2, IBV_QPS_RTS = 3 };
-enum ibv_wr_opcode : int { IBV_WR_SEND = 2 };
+enum ibv_qp_state : int { IBV_QPS_INIT = 1, IBV_QPS_RTR = 2, IBV_QPS_RTS = 3, IBV_QPS_ERR = 6 };
+enum ibv_wr_opcode : int { IBV_WR_RDMA_WRITE = 0, IBV_WR_SEND = 2 };
 enum ibv_wc_status : int { IBV_WC_SUCCESS = 0 };
 constexpr unsigned IBV_SEND_SIGNALED = 1 << 1;
 constexpr unsigned IBV_SEND_INLINE = 1 << 3;
 constexpr int IBV_ACCESS_LOCAL_WRITE = 1;
+constexpr int IBV_ACCESS_REMOTE_WRITE = 2;
 constexpr std::uint8_t IBV_LINK_LAYER_ETHERNET = 2;
 constexpr int IBV_QP_STATE = 1 << 0;
 constexpr int IBV_QP_ACCESS_FLAGS = 1 << 3;
@@ -114,7 +115,14 @@ struct ibv_send_wr {
   ibv_wr_opcode opcode;
   unsigned send_flags;
   std::uint32_t imm_data;
-  std::uint64_t of_other_opcodes[11];
+  union {
+    struct {
+      std::uint64_t remote_addr;
+      std::uint32_t rkey;
+    } rdma;
+    std::uint64_t of_other_opcodes[4];
+  } wr;
+  std::uint64_t of_other_queue_pairs[7];
 };
 
 struct ibv_recv_wr {

@@ -55,16 +55,46 @@ void VerbsChannel::broken() {
                 "rank " + std::to_string(peer_) + " cannot be reached over " + path_ + " (" + pipe_->fault() + ")");
 }
 
-std::size_t VerbsChannel::try_send(std::span<const ConstBytes> parts) {
-  const std::size_t n = guarded([&] { return pipe_->write(parts); });
+template <class Step>
+std::size_t VerbsChannel::moved(Step&& step) {
+  const std::size_t n = guarded(step);
   if (n == 0 && pipe_->broken()) broken();
   return n;
+}
+
+std::size_t VerbsChannel::try_send(std::span<const ConstBytes> parts) {
+  return moved([&] { return pipe_->write(parts); });
 }
 
 std::size_t VerbsChannel::try_recv(Bytes into) {
   const std::size_t n = guarded([&] { return pipe_->read(into); });
   if (n == 0 && pipe_->broken() && !into.empty()) broken();
   return n;
+}
+
+bool VerbsChannel::holds_callers_memory() {
+  const bool holds = guarded([&] { return pipe_->holds_device_memory(); });
+  if (holds && pipe_->broken()) broken();
+  return holds;
+}
+
+std::size_t VerbsChannel::try_send_device(ConstBytes head, const DeviceBytes& payload) {
+  return moved([&] { return pipe_->write_with(head, payload); });
+}
+
+void VerbsChannel::grant(const Grant& offer) {
+  guarded([&] { pipe_->grant(offer); });
+}
+
+std::optional<Grant> VerbsChannel::take_grant(std::uint64_t sequence) {
+  return guarded([&] {
+    pipe_->service();
+    return pipe_->take_grant(sequence);
+  });
+}
+
+std::size_t VerbsChannel::try_place(const DeviceBytes& payload, const Grant& offer, std::size_t offset) {
+  return moved([&] { return pipe_->place(payload, offer, offset); });
 }
 
 void VerbsChannel::add_polls(Wanted wanted, std::vector<pollfd>& into) const {

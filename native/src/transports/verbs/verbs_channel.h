@@ -18,6 +18,15 @@ class VerbsChannel final : public Channel {
 
   std::size_t try_send(std::span<const ConstBytes> parts) override;
   std::size_t try_recv(Bytes into) override;
+  bool holds_callers_memory() override;
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory) override {
+    return pipe_->register_memory(memory);
+  }
+  std::size_t try_send_device(ConstBytes head, const DeviceBytes& payload) override;
+  void grant(const Grant& offer) override;
+  std::optional<Grant> take_grant(std::uint64_t sequence) override;
+  std::size_t try_place(const DeviceBytes& payload, const Grant& offer, std::size_t offset) override;
+  void revoke() override { pipe_->revoke(); }
   void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
   void on_poll(const pollfd& ready) override;
   Clock::duration patience() const override;
@@ -31,6 +40,9 @@ class VerbsChannel final : public Channel {
  private:
   template <class Step>
   auto guarded(Step&& step) const;
+  // What `step` takes or gives; throws where that is nothing because the pipe is broken.
+  template <class Step>
+  std::size_t moved(Step&& step);
   void linger();
   [[noreturn]] void broken();
 

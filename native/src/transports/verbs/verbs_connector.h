@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "transports/device_memory.h"
 #include "transports/message.h"
 #include "transports/verbs/verbs_library.h"
 
@@ -11,7 +12,7 @@ namespace ferrule {
 
 // Parameters of this end that the other one must know; told over an authenticated connection.
 struct VerbsDescription {
-  std::uint32_t version = 1;
+  std::uint32_t version = 2;
   std::uint8_t type = 0;  // ibv_qp_type
   std::uint8_t mtu = 0;   // ibv_mtu
   std::uint16_t lid = 0;
@@ -52,6 +53,8 @@ class VerbsConnector {
   // std::runtime_error.
   virtual void join(ibv_qp& queue_pair, const VerbsDescription& mine, const VerbsDescription& theirs,
                     Clock::time_point deadline) = 0;
+  // Throws std::runtime_error, also where there is no support for that.
+  virtual std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory) = 0;
 };
 
 // Throws std::runtime_error.

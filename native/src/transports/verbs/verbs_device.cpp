@@ -38,6 +38,20 @@ class DeviceList {
   ibv_device** devices_;
 };
 
+// An ibv_mr, and the device that it needs to the end.
+class VerbsRegion final : public DeviceRegion {
+ public:
+  VerbsRegion(std::shared_ptr<VerbsDevice> device, ibv_mr* region, const DeviceMemory& memory)
+      : DeviceRegion{memory.address, memory.length, region->lkey, region->rkey},
+        device_(std::move(device)),
+        region_(region) {}
+  ~VerbsRegion() override { VerbsLibrary::get().dereg_mr(region_); }
+
+ private:
+  const std::shared_ptr<VerbsDevice> device_;
+  ibv_mr* const region_;
+};
+
 bool is_zero(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
 }
@@ -75,6 +89,8 @@ ibv_qp* make_queue_pair(ibv_pd* domain, std::uint8_t port, ibv_qp_init_attr& wan
   ibv_qp_attr to{};
   to.qp_state = IBV_QPS_INIT;
   to.port_num = port;
+  // Memory of devices is written by the peer; nothing else is registered for that.
+  if (wanted.qp_type == IBV_QPT_RC && library.reg_dmabuf_mr != nullptr) to.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
   const int error =
       library.modify_qp(queue_pair, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
   if (error == 0) return queue_pair;
@@ -135,6 +151,22 @@ VerbsDevice::~VerbsDevice() {
   const VerbsLibrary& library = VerbsLibrary::get();
   library.dealloc_pd(domain_);
   library.close_device(context_);
+}
+
+std::shared_ptr<DeviceRegion> VerbsDevice::register_memory(const DeviceMemory& memory) {
+  const VerbsLibrary& library = VerbsLibrary::get();
+  if (library.reg_dmabuf_mr == nullptr) throw std::runtime_error("libibverbs is older than 34 and knows no dma-bufs");
+  const std::string refused = "the driver of " + name_ + " registers no dma-bufs";
+  if (without_dmabuf_.load(std::memory_order_relaxed)) throw std::runtime_error(refused);
+  errno = 0;
+  ibv_mr* const region = library.reg_dmabuf_mr(domain_, memory.offset, memory.length, memory.address, memory.fd,
+                                               IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  if (region != nullptr) return std::make_shared<VerbsRegion>(shared_from_this(), region, memory);
+  if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPROTONOSUPPORT) {
+    without_dmabuf_.store(true, std::memory_order_relaxed);
+    throw_errno(refused, errno);
+  }
+  throw_errno(name_ + " cannot register a dma-buf of " + std::to_string(memory.length) + " bytes", errno);
 }
 
 VerbsClaim::VerbsClaim(const std::string& device, const ibv_device_attr& limits) : device_(device) {

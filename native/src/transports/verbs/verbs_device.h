@@ -1,10 +1,12 @@
 // RDMA devices: what there is, and those that this process has opened.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "transports/device_memory.h"
 #include "transports/verbs/verbs_library.h"
 
 namespace ferrule {
@@ -35,7 +37,7 @@ struct VerbsPort {
 std::vector<VerbsPort> verbs_ports();
 
 // An opened device. All queue pairs of the process share one, whatever group they are for, and its limits.
-class VerbsDevice {
+class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
  public:
   // Throws std::runtime_error.
   static std::shared_ptr<VerbsDevice> open(const std::string& name);
@@ -46,6 +48,9 @@ class VerbsDevice {
   ibv_context* context() const { return context_; }
   ibv_pd* domain() const { return domain_; }
   const std::string& name() const { return name_; }
+  // For sends and for what a peer writes. Throws std::runtime_error; once the library or the driver has said that it
+  // knows no dma-bufs, without asking again.
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory);
 
  private:
   explicit VerbsDevice(const std::string& name);
@@ -53,6 +58,7 @@ class VerbsDevice {
   const std::string name_;
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
+  std::atomic<bool> without_dmabuf_{false};
 };
 
 // The right to one queue pair and one memory region of a device, as long as it lives: some devices have ten of the

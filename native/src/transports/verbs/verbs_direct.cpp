@@ -75,6 +75,10 @@ class DirectConnector final : public VerbsConnector {
     modify(queue_pair, to, fields, "ready to send");
   }
 
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory) override {
+    return device_->register_memory(memory);
+  }
+
  private:
   void modify(ibv_qp& queue_pair, ibv_qp_attr& to, int fields, const char* what) const {
     const int error = library_.modify_qp(&queue_pair, &to, fields);

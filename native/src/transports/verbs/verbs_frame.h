@@ -12,6 +12,7 @@ enum class VerbsFrameKind : std::uint8_t {
   gap,    // frames are missing: send again from there on
   ask,    // answer
   answer,
+  grant,  // numbered as data: where a message that is to come may be written
 };
 
 struct VerbsFrameHeader {

@@ -33,8 +33,10 @@ void* open_library(const char* name) {
   return handle;
 }
 
+void* look_up(void* library, const char* symbol) { return ::dlsym(library, symbol); }
+
 void* find_symbol(void* library, const char* symbol) {
-  void* const found = ::dlsym(library, symbol);
+  void* const found = look_up(library, symbol);
   if (found == nullptr) throw std::runtime_error(std::string("the RDMA library has no ") + symbol);
   return found;
 }

@@ -12,6 +12,8 @@ namespace ferrule {
 // Open a shared library for good, and find what it exports; both throw std::runtime_error.
 void* open_library(const char* name);
 void* find_symbol(void* library, const char* symbol);
+// nullptr where it does not.
+void* look_up(void* library, const char* symbol);
 
 // A function that a library exports; it is called like one.
 template <class Signature>
@@ -49,6 +51,11 @@ struct VerbsLibrary {
   Symbol<int(ibv_qp*, ibv_qp_attr*, int)> modify_qp{handle, "ibv_modify_qp"};
   Symbol<int(ibv_qp*)> destroy_qp{handle, "ibv_destroy_qp"};
   Symbol<const char*(ibv_wc_status)> wc_status_str{handle, "ibv_wc_status_str"};
+
+  // Since rdma-core 34, on Linux; nullptr before. Arguments: offset into the dma-buf, length, address for work
+  // requests, descriptor of the dma-buf, access.
+  using RegisterDmabuf = ibv_mr*(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int);
+  RegisterDmabuf* const reg_dmabuf_mr = reinterpret_cast<RegisterDmabuf*>(look_up(handle, "ibv_reg_dmabuf_mr"));
 
   // Throws std::runtime_error where there is none.
   static const VerbsLibrary& get();

@@ -144,6 +144,10 @@ class ManagedConnector final : public VerbsConnector {
     wait(RDMA_CM_EVENT_ESTABLISHED, deadline);
   }
 
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory&) override {
+    throw std::runtime_error("memory of devices is not registered with iWARP adapters");
+  }
+
  private:
   void open(const VerbsOptions& options) {
     events_ = library_.create_event_channel();

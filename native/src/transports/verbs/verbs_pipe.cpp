@@ -46,26 +46,33 @@ std::size_t VerbsPipe::write(std::span<const ConstBytes> parts) {
   std::size_t part = 0;
   std::size_t at = 0;  // in that part
   while (part != parts.size() && parts[part].empty()) ++part;
-  for (std::size_t turn = 0; turn < kTurn && part != parts.size(); ++turn) {
-    if (broken() || out_.full() || out_.behind() || !queue_->has_room()) break;
-    const std::uint64_t frame = out_.claim();
-    std::byte* const slot = send_slot(out_.slot(frame));
+  for (std::size_t turn = 0; turn < kTurn && part != parts.size() && can_write(); ++turn) {
+    const Frame frame = claim();
     std::size_t size = 0;
     while (part != parts.size() && size != frame_bytes_) {
       const std::size_t n = std::min(frame_bytes_ - size, parts[part].size() - at);
-      std::memcpy(slot + sizeof(VerbsFrameHeader) + size, parts[part].data() + at, n);
+      std::memcpy(frame.payload() + size, parts[part].data() + at, n);
       size += n;
       at += n;
       for (; part != parts.size() && at == parts[part].size(); at = 0) ++part;
     }
-    const VerbsFrameHeader header{peer_token_,          static_cast<std::uint32_t>(frame),
-                                  in_.announce(),       static_cast<std::uint16_t>(size),
-                                  VerbsFrameKind::data, 0};
-    std::memcpy(slot, &header, sizeof header);
+    head(frame, size, VerbsFrameKind::data);
     post(out_.post());
     total += size;
   }
   return total;
+}
+
+VerbsPipe::Frame VerbsPipe::claim() {
+  const std::uint64_t number = out_.claim();
+  return {number, send_slot(out_.slot(number))};
+}
+
+void VerbsPipe::head(const Frame& frame, std::size_t bytes, VerbsFrameKind kind) {
+  const VerbsFrameHeader header{peer_token_,    static_cast<std::uint32_t>(frame.number),
+                                in_.announce(), static_cast<std::uint16_t>(bytes),
+                                kind,           0};
+  std::memcpy(frame.slot, &header, sizeof header);
 }
 
 void VerbsPipe::post(std::uint64_t frame) {
@@ -112,6 +119,7 @@ bool VerbsPipe::service() {
   for (std::size_t i = 0; i < n; ++i) take(arrivals[i]);
   if (state_wanted_) tell(VerbsFrameKind::state);
   while (out_.behind() && !broken() && queue_->has_room()) post(out_.post());
+  if (!grants_to_send_.empty()) send_grants();
   return n != 0;
 }
 
@@ -126,11 +134,13 @@ void VerbsPipe::take(const Arrival& arrival) {
   }
   if (!out_.acknowledge(frame.consumed)) throw FrameError("claims to have read what was never sent");
   heard_ = true;
-  if (frame.kind != VerbsFrameKind::data) {
+  const bool numbered = frame.kind == VerbsFrameKind::data || frame.kind == VerbsFrameKind::grant;
+  if (!numbered) {
     recycle(arrival.slot, false);
     return heed(frame);
   }
   const ReceiveWindow::Order order = in_.arrived(frame.sequence);
+  if (order == ReceiveWindow::Order::next && frame.kind == VerbsFrameKind::grant) return heed_grant(arrival);
   if (order == ReceiveWindow::Order::next) {
     FERRULE_ASSERT(ready_count_ < ready_.size());
     ready_[(ready_begin_ + ready_count_++) % ready_.size()] = {arrival.slot, frame.bytes};

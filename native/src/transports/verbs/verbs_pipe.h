@@ -6,7 +6,9 @@
 // has consumed it, a gap makes the sender go back, and a rank that has waited for long asks how far the other is.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -49,6 +51,20 @@ class VerbsPipe {
   // the queue pair is broken(), after read has given all that came before.
   std::size_t write(std::span<const ConstBytes> parts);
   std::size_t read(Bytes into);
+
+  // Memory of devices, on a reliable pipe: frames whose payload the hardware reads there, and writes of it to where the
+  // peer granted that, `offset` bytes behind that place. Both give how many bytes were taken, of `head` and of
+  // `payload` together. The memory is read until holds_device_memory() is false.
+  std::size_t write_with(ConstBytes head, const DeviceBytes& payload);
+  std::size_t place(const DeviceBytes& payload, const Grant& grant, std::size_t offset);
+  bool holds_device_memory();
+  std::shared_ptr<DeviceRegion> register_memory(const DeviceMemory& memory) { return queue_->register_memory(memory); }
+  // Offer the peer a place: it goes out when there is room, which may be too late. And what the peer offered for that
+  // message; offers for earlier ones are forgotten.
+  void grant(const Grant& grant);
+  std::optional<Grant> take_grant(std::uint64_t sequence);
+  // Nothing that was granted is written any more; the pipe is broken then.
+  void revoke() { queue_->stop(); }
   bool broken() const { return !queue_->fault().empty(); }
   const std::string& fault() const { return queue_->fault(); }
 
@@ -84,6 +100,19 @@ class VerbsPipe {
   void recycle(std::uint32_t slot, bool data);
   void repost();
   void post(std::uint64_t frame);
+  bool can_write() const { return !broken() && !out_.full() && !out_.behind() && queue_->has_room(); }
+  // A new frame. Its payload is to be filled in, or sent from elsewhere; then comes its header, then post().
+  struct Frame {
+    std::uint64_t number;
+    std::byte* slot;
+
+    std::byte* payload() const { return slot + sizeof(VerbsFrameHeader); }
+  };
+  Frame claim();
+  void head(const Frame& frame, std::size_t bytes, VerbsFrameKind kind);
+  void require_reliable() const;
+  void send_grants();
+  void heed_grant(const Arrival& arrival);
   void tell(VerbsFrameKind kind);
 
   const std::unique_ptr<QueuePair> queue_;
@@ -105,6 +134,11 @@ class VerbsPipe {
   bool greeted_ = false;
   bool armed_ = false;
   bool state_wanted_ = false;
+
+  // Memory of devices.
+  std::uint64_t device_until_ = 0;  // sends up to that one read some
+  std::deque<Grant> grants_to_send_;
+  std::deque<Grant> grants_;  // of the peer
 
   // Unreliable queue pairs only.
   std::uint32_t gap_told_ = 0;      // the missing frame that the peer was told of, plus one

@@ -1,5 +1,5 @@
 """Collectives of a stage's tensors on a device: through pinned host memory, over the fabric, and back; or, where the
-host sees the device's memory, in place.
+host sees the device's memory, in place. Messages go straight from and to that memory, where an RDMA adapter can.
 
 Where all ranks do so, large tensors are reduced in pieces.
 """
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ferrule.engine.devices.device import CopyingDevice, RankGroup
 from ferrule.engine.devices.script import Script
-from ferrule.staging import Piece, spans, staged
+from ferrule.fabric import Group
+from ferrule.staging import DirectMessages, DirectTensor, Piece, spans, staged
 
 
 class StagedGroup:
@@ -23,6 +24,7 @@ class StagedGroup:
 
     def __init__(self, ranks: RankGroup, device: CopyingDevice, *, in_pieces: bool) -> None:
         self._ranks, self._device, self._in_pieces = ranks, device, in_pieces
+        self._direct = DirectMessages(ranks) if isinstance(ranks, Group) else None
         self.rank, self.size = ranks.rank, ranks.size
         self._script: Script | None = None
 
@@ -74,9 +76,19 @@ class StagedGroup:
         return self._device.empty((self.size * x.shape[0], *x.shape[1:]), x.dtype) if out is None else out
 
     def send(self, x: Tensor, dst: int, /) -> None:
-        self._ranks.send(staged(self._device, x).arrived(), dst)
+        if (direct := self._find(x, dst)) is not None:
+            direct.send()
+        else:
+            self._ranks.send(staged(self._device, x).arrived(), dst)
 
     def recv(self, x: Tensor, src: int, /) -> Tensor:
+        if (direct := self._find(x, src)) is not None:
+            receipt = direct.receive()
+            receipt.start()
+            return receipt.home()
         piece = Piece(self._device, x)
         self._ranks.recv(piece.arrived(), src)
         return piece.home()
+
+    def _find(self, x: Tensor, peer: int) -> DirectTensor | None:
+        return None if self._direct is None else self._direct.find(x, peer, self._device)
