@@ -59,7 +59,6 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
             "'image_url' are not supported",
         ),
         (chat, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not available"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         (chat, {"modalities": ["text", "audio"]}, "modalities", "text only"),
         (complete, {"best_of": 2}, "best_of", "not supported"),
         (complete, {"suffix": "end"}, "suffix", "not supported"),

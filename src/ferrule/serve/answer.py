@@ -21,6 +21,7 @@ from ferrule.serve.identity import Identity
 from ferrule.serve.objects import AnswerBody, ChatChoice, ErrorBody, TextChoice, Usage, respond
 from ferrule.serve.prompt import TokenizerPool
 from ferrule.serve.sequences import Job, run_jobs
+from ferrule.serve.structured.grammars import Grammars
 from ferrule.serve.text import Vocabulary
 from ferrule.serve.transcript import Piece, TokenLogprob
 
@@ -41,6 +42,7 @@ class Service:
     def __init__(self, engine: Engine, *, max_sequences: int = MAX_SEQUENCES) -> None:
         self.engine = engine
         self.vocabulary = Vocabulary(engine.tokenizer)
+        self.grammars = Grammars(engine)
         self.reading = TokenizerPool()
         self.closing = asyncio.Event()
         self._max_sequences = max_sequences

@@ -22,6 +22,7 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
+    params = service.grammars.constrained(body, params)
     prompt = chat_prompt(engine, body.messages)
     jobs = [Job(index, prompt, own, tuple(body.stop)) for index, own in enumerate(choices(params, body.n or 1))]
     form = ChatForm(identity, body.wants_usage, len(jobs), bool(body.logprobs))

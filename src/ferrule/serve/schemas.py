@@ -121,6 +121,12 @@ class GenerationRequest(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     @property
     def wants_usage(self) -> bool:
@@ -145,7 +151,6 @@ class ChatRequest(GenerationRequest):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
@@ -160,15 +165,12 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
-    response_format: Any = None
 
 
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
     """Raise `RequestError` for features that clients know but this server lacks: ignoring them would mislead."""
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: only allowed together with stream", param="stream_options")
-    if body.response_format is not None and _kind(body.response_format) != "text":
-        raise _unsupported("response_format", "structured output is not available; ask for JSON in the prompt")
     if isinstance(body, ChatRequest):
         _refuse_in_chat(body)
     else:
@@ -203,7 +205,3 @@ def _refuse_in_completion(body: CompletionRequest) -> None:
 
 def _unsupported(field: str, why: str) -> RequestError:
     return RequestError(f"{field}: not supported: {why}", param=field, code="unsupported")
-
-
-def _kind(response_format: Any) -> Any:
-    return response_format.get("type") if isinstance(response_format, dict) else None

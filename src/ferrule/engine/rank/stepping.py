@@ -53,14 +53,16 @@ def step_seconds() -> Steps:
     processor, without turns of other programs. The quickest of some rounds' medians, since what else the machine does
     makes them slower, never quicker; of the difference that a pause makes the median."""
     transformers.logging.set_verbosity_error()
-    plan = make_plan(read_model(str(demo_path())))
+    spec = read_model(str(demo_path()))
+    plan = make_plan(spec)
     options = RankOptions(
         str(demo_path()), "auto", plan, 1, CONTEXT, max_sequences=1, batch_tokens=CONTEXT, end_tokens=()
     )
     ours, theirs = socket.socketpair()
     with ours, _reader() as reading, fabric.init() as world:
         runner = make_runner(options, world, lambda progress: None)
-        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(CONTEXT, options.max_sequences, 0.0))
+        trial = Trial(CONTEXT, options.max_sequences, 0.0)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), trial, spec.vocab_size)
         params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
         ours.sendall(encode(Add(1, tuple(range(3, 3 + PROMPT)), (), params)))
         driver.step()  # the prompt

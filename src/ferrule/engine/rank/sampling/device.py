@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device
-from ferrule.engine.rank.sampling.logits import Context, penalised, reported
+from ferrule.engine.rank.sampling.logits import Context, allowed, penalised, reported
 from ferrule.engine.types import SamplingParams
 
 _COLD = 1e-5
@@ -38,6 +38,7 @@ class Chosen(NamedTuple):
 def choose_there(device: Device, logits: Tensor, contexts: Sequence[Context], chances: Sequence[float]) -> Chosen:
     """``logits`` (sequences, vocabulary) on ``device``, in float32; ``chances``: of [0, 1), one for each sequence."""
     with torch.inference_mode():
+        logits = allowed(logits, contexts, device.upload)
         scores = penalised(logits, contexts, device.upload)
         tokens = _tokens(device, scores, [context.params for context in contexts], chances)
         wanted = [context.params.logprobs for context in contexts if context.params.logprobs is not None]

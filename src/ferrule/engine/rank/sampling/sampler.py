@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ferrule._native import sample
 from ferrule.engine.devices import Device
+from ferrule.engine.rank.sampling.constrained import Matcher
 from ferrule.engine.rank.sampling.device import Chosen, choose_there
-from ferrule.engine.rank.sampling.logits import Context, penalised, reported
+from ferrule.engine.rank.sampling.logits import Context, allowed, penalised, reported
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 
@@ -35,30 +36,37 @@ class Sampler:
     """Draws the tokens of one sequence; the same seed gives the same tokens.
 
     A token's random number depends on nothing but the seed and its place in the answer, so an answer can go on in
-    another process. ``drawn``: how many of its tokens there are already.
+    another process. ``drawn``: how many of its tokens there are already. ``matcher``: of the grammar that they follow.
     """
 
-    def __init__(self, params: SamplingParams, drawn: int = 0) -> None:
-        self.params = params
+    def __init__(self, params: SamplingParams, drawn: int = 0, matcher: Matcher | None = None) -> None:
+        self.params, self.matcher = params, matcher
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.drawn = drawn
 
     def choose(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Choice:
         """The next token, from ``logits`` (vocabulary,) in host memory after ``tokens``, the first ``prompt`` of which
         were given. Raises `EngineError` where no logit is a number."""
-        params, context = self.params, Context(self.params, tokens, prompt)
-        scores = penalised(logits.float().unsqueeze(0), [context], lambda host: host)[0].contiguous()
+        params, context = self.params, self.context(tokens, prompt)
+        logits = allowed(logits.float().unsqueeze(0), [context], lambda host: host)
+        scores = penalised(logits, [context], lambda host: host)[0].contiguous()
         token = sample(
             scores.data_ptr(), len(scores), params.temperature, params.top_k, params.top_p, params.min_p, self.chance()
         )
         if token == _NO_TOKEN:
             raise EngineError(_NO_NUMBERS)
+        if self.matcher is not None:
+            self.matcher.took(token)
         if params.logprobs is None:
             return Choice(token)
-        logprobs = reported(logits)
+        logprobs = reported(logits[0])
         values, ids = logprobs.topk(min(params.logprobs, len(logprobs)))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
+
+    def context(self, tokens: Tokens[int], prompt: int) -> Context:
+        """What the next token depends on beside the logits. Waits for the grammar; raises `GrammarError`."""
+        return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.forbidden())
 
     def chance(self) -> float:
         """The random number of the next token, of [0, 1)."""
@@ -71,10 +79,13 @@ def choose_all(device: Device, logits: Tensor, wanted: Tokens[tuple[Sampler, Tok
     and how many of these were given. Raises `EngineError` where no logit is a number."""
     if logits.is_cpu:
         return [one.choose(row, tokens, prompt) for row, (one, tokens, prompt) in zip(logits, wanted, strict=True)]
-    contexts = [Context(one.params, tokens, prompt) for one, tokens, prompt in wanted]
+    contexts = [one.context(tokens, prompt) for one, tokens, prompt in wanted]
     chosen = choose_there(device, logits, contexts, [one.chance() for one, _, _ in wanted])
     if logits.shape[-1] in chosen.tokens:
         raise EngineError(_NO_NUMBERS)
+    for (one, _, _), token in zip(wanted, chosen.tokens, strict=True):
+        if one.matcher is not None:
+            one.matcher.took(token)
     return [_choice(chosen, row, context.params.logprobs) for row, context in enumerate(contexts)]
 
 
