@@ -16,6 +16,7 @@ from real_schemas import SCHEMAS
 from server_process import start_server
 
 from ferrule.engine import Constraint, EngineOptions, LocalEngine, SamplingParams, start
+from ferrule.errors import RequestError
 
 TOGETHER = 30
 SPLITS = [
@@ -119,7 +120,13 @@ async def answers_with_a_kill(engine: LocalEngine) -> list[Told]:
 @pytest.fixture(scope="module")
 def whole() -> list[Told]:
     """On one rank, undisturbed."""
-    found: list[Told] = with_engine((1, 1), answers)
+
+    async def refused_and_answered(engine: LocalEngine) -> list[Told]:
+        with pytest.raises(RequestError, match="unclosed group"):
+            await anext(engine.generate([5], SamplingParams(constraint=Constraint("regex", "a(b"))))
+        return await answers(engine)
+
+    found: list[Told] = with_engine((1, 1), refused_and_answered)
     assert [answer[-1][1] for answer in found] == ["length", "length", "stop", "length"]
     assert len(found[2]) < 150
     return found
