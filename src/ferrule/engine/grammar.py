@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_CHARACTERS = 1 << 17
-"""Of a constraint: compiling it takes about a second at most, and each mask a few milliseconds."""
+"""Of a constraint: compiling it takes three seconds at most, and each mask a few milliseconds."""
 WHITESPACE = "[ ]"
 """One or none between JSON's tokens, as most programs write it: with more, small models fill the context with it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """Fields of vLLM's ``structured_outputs``, and of its older ``guided_…``."""
+LOCATE_SECONDS = 2.0
+"""Seconds in which the place of a fault is searched; most take milliseconds."""
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -37,7 +40,7 @@ class Grammars:
 
     def constrained(self, body: GenerationRequest, params: SamplingParams) -> SamplingParams:
         """``params`` with the constraint that ``body`` asks for, if any. Raises `RequestError` where it asks for two,
-        or for one that cannot be compiled. Takes up to a second: to be called beside the event loop."""
+        or for one that cannot be compiled. Takes up to some seconds: to be called beside the event loop."""
         asked = list(_asked(body))
         if not asked:
             return params
@@ -56,7 +59,8 @@ class Grammars:
         except GrammarError as error:
             where = ""
             if constraint.kind == "json_schema":
-                where = place_of_fault(json.loads(constraint.text), lambda part: _fault(tokenizer, part))
+                end = time.monotonic() + LOCATE_SECONDS
+                where = place_of_fault(json.loads(constraint.text), lambda part: _fault(tokenizer, part, end))
             place = f"{field}: at {where}: " if where else f"{field}: "
             raise RequestError(f"{place}{error}", param=field, code=error.code) from None
 
@@ -73,7 +77,9 @@ class Grammars:
             return self._tokenizer
 
 
-def _fault(tokenizer: LLTokenizer, schema: Any) -> str | None:
+def _fault(tokenizer: LLTokenizer, schema: Any, end: float) -> str | None:
+    if time.monotonic() > end:
+        return None
     try:
         open_matcher(tokenizer, Constraint("json_schema", json.dumps(schema)))
     except GrammarError as error:
