@@ -6,7 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -138,3 +141,12 @@ def test_the_answer_is_the_same_on_a_split_of_which_a_rank_was_killed(
 ) -> None:
     """In float32, where rounding does not decide between tokens."""
     assert with_engine(split, answers_with_a_kill) == whole
+
+
+@pytest.mark.slow
+def test_generate_prints_json_of_a_schema(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(SCHEMAS["sentiment"]))
+    command = [sys.executable, "-m", "ferrule.cli.main", "generate", "demo", "Judge!", "--schema", str(file)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    jsonschema.Draft202012Validator(SCHEMAS["sentiment"]).validate(json.loads(told))
