@@ -47,6 +47,9 @@ class TinyTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str | None:
+        return self.backend.to_str()
+
     def render_chat(
         self,
         messages: Sequence[ChatMessage],

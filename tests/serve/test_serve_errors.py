@@ -71,7 +71,6 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
         (chat, {"tools": [TOOL]}, "tools", "chat template knows no tools"),
         (chat, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "cannot be forced"),
         (chat, {"tools": [{"type": "web"}]}, "tools.0.type", "function"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         (chat, {"modalities": ["text", "audio"]}, "modalities", "text only"),
         (complete, {"best_of": 2}, "best_of", "not supported"),
         (complete, {"suffix": "end"}, "suffix", "not supported"),

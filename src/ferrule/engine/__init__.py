@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ferrule.engine.options import EngineOptions
     from ferrule.engine.types import (
         ChatMessage,
+        Constraint,
         Engine,
         FinishReason,
         Health,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatMessage",
+    "Constraint",
     "Engine",
     "EngineOptions",
     "FinishReason",

@@ -1,8 +1,8 @@
 """Control messages between a model's server and its ranks: tagged structs, one JSON object a line.
 
 Down to a rank go *orders*: `Start` to one that was started without options, `Meet` to each when all have done their
-imports, and `Add` and `Cancel` to the driver. Up come *events*. Both are decoded here and nowhere else; a message has
-at most `LINE_LIMIT` bytes.
+imports, and `Learn`, `Add` and `Cancel` to the driver. Up come *events*. Both are decoded here and nowhere else; a
+message has at most `LINE_LIMIT` bytes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,17 @@ class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
     params: SamplingParams
 
 
+class Learn(msgspec.Struct, frozen=True, tag="learn", tag_field="op"):
+    """The model's tokenizer, as ``tokenizer.json`` has it: comes before the first request that has a constraint."""
+
+    tokenizer: str
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
     id: int
 
 
-Order = Start | Meet | Add | Cancel
+Order = Start | Meet | Learn | Add | Cancel
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive", tag_field="event"):
@@ -76,6 +82,14 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", tag_field="event"):
     tokens: tuple[NewToken, ...]
 
 
+class Refused(msgspec.Struct, frozen=True, tag="refused", tag_field="event"):
+    """Request ``id`` cannot be answered, or not further, by its own fault. ``code``: as in `RequestError`."""
+
+    id: int
+    message: str
+    code: str
+
+
 class Load(msgspec.Struct, frozen=True, tag="load", tag_field="event"):
     """Number of sequences that run and that wait."""
 
@@ -102,7 +116,7 @@ class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
     device: DeviceLost | None = None
 
 
-Event = Alive | Here | Loading | Ready | Tokens | Load | Failed
+Event = Alive | Here | Loading | Ready | Tokens | Refused | Load | Failed
 
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -17,15 +17,25 @@ comes back by itself when it can be. ``failed``: it does not come back."""
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), or a
+    context-free grammar in llguidance's variant of Lark's notation."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of one sequence.
 
     ``max_tokens``: None means as many as the context holds. ``temperature`` 0 means greedy. ``top_k`` 0 and
     ``min_p`` 0 mean off. ``logprobs``: how many alternatives to report beside the chosen token's own
     log-probability; None means no log-probabilities at all, 0 the chosen token's only. They are those of the
-    model's own distribution, before temperature and cuts. ``stop_token_ids`` are added to the model's own end
-    tokens; ``ignore_eos`` disables the model's end tokens (but not ``stop_token_ids``). Raises `RequestError` for
-    numbers with which no token can be chosen.
+    model's own distribution, before temperature and cuts; under a ``constraint``, of what that allows.
+    ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
+    ``stop_token_ids``, and not under a ``constraint``, whose end they are). Raises `RequestError` for numbers with
+    which no token can be chosen.
     """
 
     max_tokens: int | None = None
@@ -41,6 +51,7 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -151,6 +162,10 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def to_json(self) -> str | None:
+        """As ``tokenizer.json`` would have it; None where it cannot be told so."""
+        ...
 
     def render_chat(
         self,

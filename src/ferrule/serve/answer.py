@@ -21,6 +21,7 @@ from ferrule.serve.identity import Identity
 from ferrule.serve.objects import AnswerBody, ChatChoice, ErrorBody, TextChoice, Usage, respond
 from ferrule.serve.prompt import TokenizerPool
 from ferrule.serve.sequences import Job, run_jobs
+from ferrule.serve.structured.grammars import Grammars
 from ferrule.serve.text import Vocabulary
 from ferrule.serve.tools.families import Dialect
 from ferrule.serve.tools.parts import Part
@@ -45,6 +46,7 @@ class Service:
         self.engine = engine
         self.dialect = dialect
         self.vocabulary = Vocabulary(engine.tokenizer)
+        self.grammars = Grammars(engine)
         self.reading = TokenizerPool()
         self.closing = asyncio.Event()
         self._max_sequences = max_sequences

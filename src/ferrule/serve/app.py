@@ -20,11 +20,13 @@ from ferrule.serve.errors import OF_ALL, OF_BODIES, ApiError, described, install
 from ferrule.serve.identity import new_identity, system_fingerprint
 from ferrule.serve.objects import HealthBody, ModelCard, ModelList, respond
 from ferrule.serve.prompt import body_limit
-from ferrule.serve.schemas import ChatRequest, CompletionRequest
+from ferrule.serve.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from ferrule.serve.structured.grammars import is_structured
 from ferrule.serve.tools.families import AUTO, dialect
 
 SMALL_BODY = 1 << 12
-"""Bytes of a request up to which it is tokenized at once, which takes milliseconds; beyond, beside the event loop."""
+"""Bytes of a request up to which it is tokenized at once, which takes milliseconds; beyond, and with a grammar to
+compile, beside the event loop."""
 
 
 HEALTH_RESPONSES = {**described(403, 408), 503: {"description": "the model does not run; `status` says why"}}
@@ -68,13 +70,13 @@ def create_app(
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "chatcmpl", fingerprint)
-        return await prepared(service, request, lambda: answer_chat(service, body, identity))
+        return await prepared(service, request, body, lambda: answer_chat(service, body, identity))
 
     @app.post("/v1/completions", response_class=Response, responses=described(*OF_BODIES))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "cmpl", fingerprint)
-        return await prepared(service, request, lambda: answer_completion(service, body, identity))
+        return await prepared(service, request, body, lambda: answer_completion(service, body, identity))
 
     @app.get("/v1/models", responses=described(*OF_ALL))
     async def models() -> Response:
@@ -93,12 +95,14 @@ def create_app(
     return app
 
 
-async def prepared(service: Service, request: Request, answer: Callable[[], Response]) -> Response:
+async def prepared(
+    service: Service, request: Request, body: GenerationRequest, answer: Callable[[], Response]
+) -> Response:
     """Response that ``answer`` makes of a request, tokenizing it. A large one is read beside the event loop, while
-    others are served; it is forgotten when the client leaves (`ClientGoneError`) or the server closes
-    (`ApiError` 503)."""
+    others are served, and so is one with a grammar; it is forgotten when the client leaves (`ClientGoneError`) or the
+    server closes (`ApiError` 503)."""
     size = request.headers.get("content-length", "")
-    if size.isdigit() and int(size) <= SMALL_BODY:
+    if size.isdigit() and int(size) <= SMALL_BODY and not is_structured(body):
         return answer()
     if service.closing.is_set():
         raise shutting_down()

@@ -22,6 +22,7 @@ def answer_completion(service: Service, body: CompletionRequest, identity: Ident
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
+    params = service.grammars.constrained(body, params)
     prompts = [prompt_tokens(engine, prompt) for prompt in body.prompt]
     asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]
     jobs = [Job(index, prompt, own, tuple(body.stop), continues=True) for index, (prompt, own) in enumerate(asked)]

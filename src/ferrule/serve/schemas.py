@@ -88,6 +88,12 @@ class GenerationRequest(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     @property
     def wants_usage(self) -> bool:
@@ -122,7 +128,6 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
@@ -137,13 +142,10 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     best_of: Whole | None = None
     suffix: str | None = None
-    response_format: Any = None
 
 
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
     """Raise `RequestError` for features that clients know but this server lacks: ignoring them would mislead."""
-    if body.response_format is not None and _kind(body.response_format) != "text":
-        raise unsupported("response_format", "structured output is not available; ask for JSON in the prompt")
     if isinstance(body, ChatRequest):
         _refuse_in_chat(body)
     else:
@@ -173,7 +175,3 @@ def _refuse_in_completion(body: CompletionRequest) -> None:
 
 def unsupported(field: str, why: str) -> RequestError:
     return RequestError(f"{field}: not supported: {why}", param=field, code="unsupported")
-
-
-def _kind(response_format: Any) -> Any:
-    return response_format.get("type") if isinstance(response_format, dict) else None

@@ -84,3 +84,38 @@ def test_what_cannot_come_does_not_and_the_first_of_equal_ones_is_the_likeliest(
         drawn(device(), rows, [params] * len(rows), turns=10)
     with pytest.raises(EngineError, match="the model's logits are not numbers"):
         choose_all(device(), EmulatedDevice().upload(rows * math.nan), [(Sampler(warm), (), 0)] * len(rows))
+
+
+def test_on_the_device_as_in_host_memory_a_grammar_forbids_tokens_of_its_own_sequence_only() -> None:
+    forbidden = torch.ones(3000, dtype=torch.bool)
+    forbidden[[7, 8, 2999]] = False
+
+    class Fixed:
+        taken: list[int]
+
+        def forbidden(self) -> torch.Tensor:
+            return forbidden
+
+        def took(self, token: int) -> None:
+            self.taken.append(token)
+
+    one, values = device(), torch.randn(4, 3000, generator=torch.Generator().manual_seed(4)) * 3
+    for constrained in ({0, 2}, {0, 1, 2, 3}):
+        both = []
+        for _ in ("there", "here"):
+            samplers = [Sampler(params) for params in HOW[1:9:2]]
+            for place in constrained:
+                matcher = Fixed()
+                matcher.taken = []
+                samplers[place].matcher = matcher  # type: ignore[assignment]
+            both.append(samplers)
+        found = choose_all(one, one.upload(values), [(sampler, TOKENS, 3) for sampler in both[0]])
+        expected = [sampler.choose(row, TOKENS, 3) for sampler, row in zip(both[1], values, strict=True)]
+        assert [choice.token for choice in found] == [choice.token for choice in expected]
+        assert all((found[place].token in (7, 8, 2999)) == (place in constrained) for place in range(4))
+        for place in constrained:
+            assert both[0][place].matcher.taken == [found[place].token]  # type: ignore[union-attr]
+        for choice, other in zip(found, expected, strict=True):
+            assert (choice.logprob is None) == (other.logprob is None)
+            if choice.logprob is not None:
+                assert choice.logprob == pytest.approx(other.logprob, abs=1e-5)

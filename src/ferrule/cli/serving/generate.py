@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +50,9 @@ def generate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A JSON schema that the answer must follow.")
+    ] = None,
     tp: Tp = None,
     pp: Pp = None,
     dtype: Dtype = "auto",
@@ -65,7 +69,7 @@ def generate(
 
     from rich.console import Console
 
-    from ferrule.engine import EngineOptions
+    from ferrule.engine import Constraint, EngineOptions
     from ferrule.engine.device_names import CPU
 
     if prompt == "-":
@@ -84,13 +88,14 @@ def generate(
         weights=weights,
         device=device or CPU,
     )
-    given = {
+    given: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
         "min_p": min_p,
         "seed": seed,
+        "constraint": Constraint("json_schema", schema.read_text(encoding="utf-8")) if schema else None,
     }
     given = {field: value for field, value in given.items() if value is not None}
     asyncio.run(answer(options, prompt, given, tuple(stop or ()), chat=chat, console=Console(stderr=True)))
@@ -99,7 +104,7 @@ def generate(
 async def answer(
     options: EngineOptions,
     prompt: str,
-    given: dict[str, float | None],
+    given: dict[str, Any],
     stops: tuple[str, ...],
     *,
     chat: bool | None,
@@ -121,7 +126,7 @@ async def answer(
     with Loading(console) as loading:
         engine = await start(options, on_progress=loading, planner=place)
     try:
-        params: SamplingParams = replace(engine.default_sampling, **given)  # type: ignore[arg-type]
+        params: SamplingParams = replace(engine.default_sampling, **given)
         await print_answer(engine, prompt, params, stops, chat=chat, console=console)
     finally:
         await engine.close()

@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
-from ferrule.engine.messages import Cancel, Event, Load, Loading, Tokens
+from ferrule.engine.messages import Cancel, Event, Learn, Load, Loading, Refused, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO
 from ferrule.engine.types import (
@@ -53,6 +54,7 @@ class LocalEngine:
         self.default_sampling = model.default_sampling
         self.ranks: tuple[RankInfo, ...] = ()
         self._running = self._waiting = 0
+        self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
         self._streams: dict[int, asyncio.Queue[Token | FerruleError]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -86,6 +88,8 @@ class LocalEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
+        if params.constraint is not None and self.tokenizer.to_json() is None:
+            raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
         request = self._requests.add(prompt, params)
@@ -134,6 +138,10 @@ class LocalEngine:
                         self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, new.finish))
                         if self._requests.took(request, new.token, last=new.finish is not None):
                             self._send_due()
+            case Refused():
+                refused = self._requests.open.get(event.id)
+                if refused is not None:
+                    self._end(refused, RequestError(f"structured output: {event.message}", code=event.code))
             case Load():
                 self._running, self._waiting = event.running, event.waiting
             case Loading():
@@ -141,6 +149,7 @@ class LocalEngine:
                     self._on_progress(event.progress)
 
     def went_up(self, running: Running) -> int:
+        self._taught = False
         self.plan = running.plan
         self.ranks = tuple(running.infos[index] for index in range(running.plan.world_size))
         self.max_context = min(self._wanted_context, running.cache_tokens)
@@ -198,6 +207,9 @@ class LocalEngine:
         if self._supervisor.state != "ready":
             return
         for request in self._requests.due():
+            if request.params.constraint is not None and not self._taught:
+                self._supervisor.send(Learn(self.tokenizer.to_json() or ""))
+                self._taught = True
             self._supervisor.send(request.message())
             self._requests.sent(request)
             self._stop_timer(request)

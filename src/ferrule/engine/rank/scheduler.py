@@ -198,7 +198,8 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         params = sequence.params
-        if token in params.stop_token_ids or (token in self.end_tokens and not params.ignore_eos):
+        ended = token in self.end_tokens and (not params.ignore_eos or params.constraint is not None)
+        if ended or token in params.stop_token_ids:
             return "stop"
         if params.max_tokens is not None and sequence.generated >= params.max_tokens:
             return "length"

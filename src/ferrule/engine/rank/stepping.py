@@ -53,7 +53,8 @@ def step_seconds() -> Steps:
     processor, without turns of other programs. The quickest of some rounds' medians, since what else the machine does
     makes them slower, never quicker; of the difference that a pause makes the median."""
     transformers.logging.set_verbosity_error()
-    plan = make_plan(read_model(str(demo_path())))
+    spec = read_model(str(demo_path()))
+    plan = make_plan(spec)
     options = RankOptions(
         str(demo_path()), "auto", plan, 1, CONTEXT, max_sequences=1, batch_tokens=CONTEXT, end_tokens=()
     )
@@ -61,7 +62,7 @@ def step_seconds() -> Steps:
     with ours, _reader() as reading, fabric.init() as world:
         runner = make_runner(options, world, lambda progress: None)
         trial = Trial(CONTEXT, options.max_sequences, step_seconds=0.0, ridge=1)
-        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), trial)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), trial, spec.vocab_size)
         params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
         ours.sendall(encode(Add(1, tuple(range(3, 3 + PROMPT)), (), params)))
         driver.step()  # the prompt

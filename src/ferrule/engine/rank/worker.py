@@ -20,14 +20,16 @@ from ferrule.config import environment, pins_threads
 from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
 from ferrule.engine.devices import device_kind, find_device, name_here
-from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
+from ferrule.engine.grammar import GrammarError
+from ferrule.engine.messages import Add, Cancel, Failed, Learn, Load, NewToken, Ready, Refused, Tokens
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse
 from ferrule.engine.rank.runner import Runner, make_runner
+from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
-from ferrule.engine.rank.scheduler import Limits, Scheduler
+from ferrule.engine.rank.scheduler import Limits, Scheduler, Sequence
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
 from ferrule.engine.shards.messages import tell_all
@@ -46,6 +48,8 @@ RANK_NAME = "ferrule rank"
 """Of the process."""
 IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
+OPENING_PERIOD = 0.005
+"""Seconds between the looks of a driver, which has nothing else to do, at whether a grammar is compiled."""
 
 
 def main(arguments: list[str], line: Lifeline) -> int:
@@ -128,7 +132,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     use.starting = False
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
-        Driver(options, runner, control, trial, short_context(config)).loop()
+        Driver(options, runner, control, trial, vocabulary, short_context(config)).loop()
     else:
         follow(runner)
 
@@ -157,7 +161,13 @@ class Driver:
     """Requests in, batches out to all ranks, tokens back. Keeps as many batches under way as there are stages."""
 
     def __init__(
-        self, options: RankOptions, runner: Runner, control: Control, trial: Trial, short_context: int | None = None
+        self,
+        options: RankOptions,
+        runner: Runner,
+        control: Control,
+        trial: Trial,
+        vocabulary: int,
+        short_context: int | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
@@ -171,6 +181,8 @@ class Driver:
             ridge=trial.ridge,
         )
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
+        self.grammars = Grammars(vocabulary, options.end_tokens)
+        self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
@@ -184,7 +196,7 @@ class Driver:
     def step(self) -> None:
         """Take in requests and run a batch, if there is any."""
         busy = bool(self.under_way or self.scheduler.by_identity)
-        self._take_requests(0.0 if busy else IDLE_PERIOD)
+        self._take_requests(0.0 if busy else OPENING_PERIOD if self.opening else IDLE_PERIOD)
         if self.unread is not None:
             self._go_on(*self.unread)
             return
@@ -211,13 +223,46 @@ class Driver:
         """Take in what has come from the parent within ``wait`` seconds."""
         for order in self.control.orders(wait):
             if isinstance(order, Add):
-                self.samplers[order.id] = Sampler(order.params, drawn=len(order.made))
-                stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
-                self.scheduler.add(order.id, order.prompt, order.params, order.made, stepwise=stepwise)
+                constraint = order.params.constraint
+                matcher = None if constraint is None else self.grammars.open(constraint, order.made)
+                self.opening[order.id] = order, matcher
+            elif isinstance(order, Learn):
+                self.grammars.learn(order.tokenizer)
             elif isinstance(order, Cancel):
+                self.opening.pop(order.id, None)
                 self.scheduler.cancel(order.id)
+        for order, matcher in list(self.opening.values()):
+            if matcher is None or matcher.ready():
+                del self.opening[order.id]
+                self._begin(order, matcher)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
         self._report_load()
+
+    def _begin(self, order: Add, matcher: Matcher | None) -> None:
+        if matcher is not None:
+            try:
+                matcher.begin()
+            except GrammarError as error:
+                self._refuse(order.id, error)
+                return
+        self.samplers[order.id] = Sampler(order.params, len(order.made), matcher)
+        stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
+        self.scheduler.add(order.id, order.prompt, order.params, order.made, stepwise=stepwise)
+
+    def _refuse(self, identity: int, error: GrammarError) -> None:
+        self.control.send(Refused(identity, str(error), error.code))
+
+    def _await_masks(self, sequences: list[Sequence]) -> None:
+        """End those whose grammars have become too complex: their tokens are chosen, and dropped."""
+        for sequence in sequences:
+            sampler = self.samplers[sequence.identity]
+            try:
+                if sampler.matcher is not None and not sequence.cancelled:
+                    sampler.matcher.forbidden()
+            except GrammarError as error:
+                sampler.matcher = None
+                self._refuse(sequence.identity, error)
+                self.scheduler.cancel(sequence.identity)
 
     def _finish(self, batch: Batch) -> None:
         logits = self.runner.run(batch)
@@ -245,6 +290,7 @@ class Driver:
     def _wanted(self, batch: Batch) -> list[tuple[Sampler, list[int], int]]:
         """Of the sequences of ``batch`` that want a token: see `choose_all`."""
         sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
+        self._await_masks(sequences)
         return [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
 
     def _complete(self, batch: Batch, found: list[Choice]) -> None:
@@ -261,7 +307,7 @@ class Driver:
 
     def _report_load(self) -> None:
         """Say how many sequences run and wait, when that has changed."""
-        load = (len(self.scheduler.running), len(self.scheduler.waiting))
+        load = (len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening))
         if load != self.reported:
             self.control.send(Load(*load))
             self.reported = load

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ferrule.engine.gguf.tokenizer import read_tokenizer
 from ferrule.engine.tokenizer.chat_template import ChatTemplate
 from ferrule.engine.tokenizer.files import read_files
-from ferrule.engine.tokenizer.parts import Parts
+from ferrule.engine.tokenizer.parts import FastCodec, Parts
 from ferrule.engine.tokenizer.tiktoken import RANKS, read_tiktoken
 from ferrule.engine.types import ChatMessage
 from ferrule.errors import ModelError, RequestError
@@ -70,6 +71,14 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.codec.decode(ids, skip_special_tokens)
+
+    @cached_property
+    def _json(self) -> str | None:
+        return self.codec.inner.to_str() if isinstance(self.codec, FastCodec) else None
+
+    def to_json(self) -> str | None:
+        """As ``tokenizer.json`` would have it, with all tokens that other files add; None for one of transformers'."""
+        return self._json
 
     def render_chat(
         self,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device
-from ferrule.engine.rank.sampling.logits import Context, penalised, reported
+from ferrule.engine.rank.sampling.logits import Context, allowed, penalised, reported
 from ferrule.engine.types import SamplingParams
 
 _COLD = 1e-5
@@ -46,6 +46,7 @@ class Choosing(NamedTuple):
 def choose_there(device: Device, logits: Tensor, contexts: Sequence[Context], chances: Sequence[float]) -> Choosing:
     """``logits`` (sequences, vocabulary) on ``device``, in float32; ``chances``: of [0, 1), one for each sequence."""
     with torch.inference_mode():
+        logits = allowed(logits, contexts, device.upload)
         scores = penalised(logits, contexts, device.upload)
         tokens = _tokens(device, scores, [context.params for context in contexts], chances)
         wanted = [context.params.logprobs for context in contexts if context.params.logprobs is not None]

@@ -17,11 +17,13 @@ LOWEST_LOGPROB = -9999.0
 
 
 class Context(NamedTuple):
-    """``tokens`` of a sequence, the first ``prompt`` of which were given; and how it wants the next one."""
+    """``tokens`` of a sequence, the first ``prompt`` of which were given; and how it wants the next one.
+    ``forbidden``: (vocabulary,), in host memory: those that its grammar does not allow."""
 
     params: SamplingParams
     tokens: Sequence[int]
     prompt: int
+    forbidden: Tensor | None = None
 
 
 class Changes:
@@ -54,7 +56,7 @@ def penalised(logits: Tensor, contexts: Sequence[Context], upload: Upload) -> Te
     OpenAI's: logit -= presence * (count > 0) + frequency * count, as its API reference defines them.
     """
     repeated, less, more = Changes(), Changes(), Changes()
-    for row, (params, tokens, prompt) in enumerate(contexts):
+    for row, (params, tokens, prompt, _) in enumerate(contexts):
         if params.repetition_penalty != 1.0:
             for token in set(tokens):
                 repeated.add(row, token, params.repetition_penalty)
@@ -78,6 +80,18 @@ def penalised(logits: Tensor, contexts: Sequence[Context], upload: Upload) -> Te
         places, amount = more.to(upload)
         scores.index_put_(places, scores[places] + amount)
     return scores
+
+
+def allowed(logits: Tensor, contexts: Sequence[Context], upload: Upload) -> Tensor:
+    """``logits`` (sequences, vocabulary), which stay as they are, with minus infinity for what is forbidden."""
+    rows = [row for row, context in enumerate(contexts) if context.forbidden is not None]
+    if not rows:
+        return logits
+    masks = upload(torch.stack([context.forbidden for context in contexts if context.forbidden is not None]))
+    if len(rows) == len(contexts):
+        return logits.masked_fill(masks, -torch.inf)
+    made, places = logits.clone(), upload(torch.tensor(rows))
+    return made.index_copy_(0, places, logits.index_select(0, places).masked_fill(masks, -torch.inf))
 
 
 def reported(logits: Tensor) -> Tensor:

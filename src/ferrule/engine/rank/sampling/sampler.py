@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ferrule._native import sample
 from ferrule.engine.devices import Device
+from ferrule.engine.rank.sampling.constrained import Matcher
 from ferrule.engine.rank.sampling.device import Chosen, choose_there
-from ferrule.engine.rank.sampling.logits import Context, penalised, reported
+from ferrule.engine.rank.sampling.logits import Context, allowed, penalised, reported
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 
@@ -35,27 +36,30 @@ class Sampler:
     """Draws the tokens of one sequence; the same seed gives the same tokens.
 
     A token's random number depends on nothing but the seed and its place in the answer, so an answer can go on in
-    another process. ``drawn``: how many of its tokens there are already.
+    another process. ``drawn``: how many of its tokens there are already. ``matcher``: of the grammar that they follow.
     """
 
-    def __init__(self, params: SamplingParams, drawn: int = 0) -> None:
-        self.params = params
+    def __init__(self, params: SamplingParams, drawn: int = 0, matcher: Matcher | None = None) -> None:
+        self.params, self.matcher = params, matcher
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.drawn = drawn
 
     def choose(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Choice:
         """The next token, from ``logits`` (vocabulary,) in host memory after ``tokens``, the first ``prompt`` of which
         were given. Raises `EngineError` where no logit is a number."""
-        params, context = self.params, Context(self.params, tokens, prompt)
-        scores = penalised(logits.float().unsqueeze(0), [context], lambda host: host)[0].contiguous()
+        params, context = self.params, self.context(tokens, prompt)
+        logits = allowed(logits.float().unsqueeze(0), [context], lambda host: host)
+        scores = penalised(logits, [context], lambda host: host)[0].contiguous()
         token = sample(
             scores.data_ptr(), len(scores), params.temperature, params.top_k, params.top_p, params.min_p, self.chance()
         )
         if token == _NO_TOKEN:
             raise EngineError(_NO_NUMBERS)
+        if self.matcher is not None:
+            self.matcher.took(token)
         if params.logprobs is None:
             return Choice(token)
-        logprobs = reported(logits)
+        logprobs = reported(logits[0])
         values, ids = logprobs.topk(min(params.logprobs, len(logprobs)))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
@@ -64,7 +68,15 @@ class Sampler:
     def looks_back(self) -> bool:
         """Whether its choices depend on the tokens before."""
         params = self.params
-        return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+        return (
+            self.matcher is not None
+            or params.repetition_penalty != 1.0
+            or bool(params.presence_penalty or params.frequency_penalty)
+        )
+
+    def context(self, tokens: Tokens[int], prompt: int) -> Context:
+        """What the next token depends on beside the logits. Waits for the grammar; raises `GrammarError`."""
+        return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.forbidden())
 
     def chance(self) -> float:
         """The random number of the next token, of [0, 1)."""
@@ -85,9 +97,10 @@ class Choices:
     device."""
 
     def __init__(self, device: Device, logits: Tensor, wanted: Tokens[tuple[Sampler, Tokens[int], int]]) -> None:
-        self._contexts = [Context(one.params, tokens, prompt) for one, tokens, prompt in wanted]
+        self._samplers = [one for one, _, _ in wanted]
+        self._contexts = [one.context(tokens, prompt) for one, tokens, prompt in wanted]
         self._none = logits.shape[-1]
-        self._choosing = choose_there(device, logits, self._contexts, [one.chance() for one, _, _ in wanted])
+        self._choosing = choose_there(device, logits, self._contexts, [one.chance() for one in self._samplers])
         self.tokens = self._choosing.tokens
 
     def read(self) -> list[Choice]:
@@ -95,6 +108,9 @@ class Choices:
         chosen = self._choosing.read()
         if self._none in chosen.tokens:
             raise EngineError(_NO_NUMBERS)
+        for one, token in zip(self._samplers, chosen.tokens, strict=True):
+            if one.matcher is not None:
+                one.matcher.took(token)
         return [_choice(chosen, row, context.params.logprobs) for row, context in enumerate(self._contexts)]
 
 

@@ -1,0 +1,43 @@
+"""`ferrule bench structured`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ferrule.cli.extras import needs
+from ferrule.cli.flags import RowsFile
+from ferrule.cli.output import new_table, write_file
+
+EXAMPLES = "Examples:\n\nferrule bench structured demo\n\nferrule bench structured DIR --tp 2 --json result.json"
+
+
+def structured(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for ferrule serve.")] = "demo",
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Answers of each kind.")] = 7,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of an answer.")] = 128,
+    json_file: RowsFile = None,
+) -> None:
+    """Measure how much longer a token takes that follows a JSON schema."""
+    import asyncio
+
+    from ferrule.engine import EngineOptions
+
+    with needs("serve", "bench structured"):
+        from ferrule.bench.structured import bench_structured
+    console = Console()
+    with console.status("Measuring (nothing else should run now)"):
+        options = EngineOptions(model, tensor=tp, pipeline=pp)
+        found = asyncio.run(bench_structured(options, rounds=rounds, tokens=tokens))
+    table = new_table("answers", ">ms per token", ">longest gap", title=f"{found.model}, {rounds} answers of each kind")
+    table.add_row("free", f"{found.free_ms:.3f}", f"{found.free_most_ms:.3f}")
+    table.add_row("of a JSON schema", f"{found.constrained_ms:.3f}", f"{found.constrained_most_ms:.3f}")
+    console.print(table)
+    console.print(f"a token of a schema takes {found.slower:+.1%} (at most +5 % is wanted)", highlight=False)
+    write_file(json_file, json.dumps({**asdict(found), "slower": found.slower}, indent=1))

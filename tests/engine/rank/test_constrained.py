@@ -1,0 +1,90 @@
+"""Sampling under a grammar: no bias, penalty or cut leads out of it, and an answer goes on in another process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from ferrule.engine.grammar import GrammarError
+from ferrule.engine.rank.sampling.constrained import Grammars
+from ferrule.engine.rank.sampling.sampler import Sampler
+from ferrule.engine.source import demo_path
+from ferrule.engine.types import Constraint, SamplingParams
+
+VOCABULARY, END = 3072, 0
+CONSTRAINT = Constraint("regex", "[a-f]{12}")
+TOKENIZER = Path(demo_path()) / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    made = Grammars(VOCABULARY, [END])
+    made.learn(TOKENIZER.read_text())
+    return made
+
+
+def logits_of(step: int) -> torch.Tensor:
+    return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(step)) * 3
+
+
+def answer(grammars: Grammars, params: SamplingParams, made: tuple[int, ...] = ()) -> list[int]:
+    matcher = grammars.open(CONSTRAINT, made)
+    matcher.begin()
+    sampler, tokens = Sampler(params, len(made), matcher), list(made)
+    while not tokens or tokens[-1] != END:
+        choice = sampler.choose(logits_of(len(tokens)), tokens, 0)
+        assert choice.logprob is None or choice.logprob <= 0
+        tokens.append(choice.token)
+        assert len(tokens) <= 13
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=1, temperature=1.5),
+        SamplingParams(temperature=0.0, logprobs=3),
+        SamplingParams(seed=2, top_k=1, logit_bias={5: 100.0, 9: 100.0, END: 100.0}),
+        SamplingParams(seed=3, presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0),
+        SamplingParams(seed=4, min_p=1.0, top_p=0.1),
+        SamplingParams(seed=5, ignore_eos=True),
+    ],
+)
+def test_answers_follow_the_grammar_and_go_on_where_they_were(grammars: Grammars, params: SamplingParams) -> None:
+    tokens = answer(grammars, params)
+    text = Tokenizer.from_file(str(TOKENIZER)).decode(tokens[:-1])
+    assert len(text) == 12
+    assert set(text) <= set("abcdef")
+    for place in (1, len(tokens) // 2, len(tokens) - 1):
+        assert answer(grammars, params, tuple(tokens[:place])) == tokens
+
+
+def test_logprobs_are_those_of_what_the_grammar_allows(grammars: Grammars) -> None:
+    matcher = grammars.open(Constraint("regex", "[ab]"), ())
+    matcher.begin()
+    allowed = (~matcher.forbidden()).nonzero().flatten().tolist()
+    choice = Sampler(SamplingParams(temperature=0.0, logprobs=2), 0, matcher).choose(logits_of(1), (), 0)
+    expected = logits_of(1)[allowed].log_softmax(-1)
+    assert choice.token in allowed
+    assert choice.logprob == pytest.approx(float(expected.max()), abs=1e-6)
+    assert sorted(token for token, _ in choice.top) == sorted(allowed)
+    assert END in torch.nonzero(~matcher.forbidden()).flatten().tolist()
+
+
+def test_a_grammar_that_cannot_be_compiled_says_so_before_the_answer_begins(grammars: Grammars) -> None:
+    matcher = grammars.open(Constraint("json_schema", json.dumps({"type": "strin"})), ())
+    with pytest.raises(GrammarError, match="strin"):
+        matcher.begin()
+    assert matcher.ready()
+
+
+def test_a_token_that_the_grammar_does_not_allow_ends_the_answer(grammars: Grammars) -> None:
+    matcher = grammars.open(CONSTRAINT, ())
+    matcher.begin()
+    matcher.took(END)
+    with pytest.raises(GrammarError, match="grammar"):
+        matcher.forbidden()

@@ -1,0 +1,108 @@
+"""The driver with constrained sequences: one at fault ends alone, before its answer begins or in the middle of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from ferrule import fabric
+from ferrule.engine.devices import open_device
+from ferrule.engine.grammar import GrammarError
+from ferrule.engine.messages import Add, Cancel, Event, Learn, Order, Refused, Tokens, decode_event, encode
+from ferrule.engine.options import RankOptions
+from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.sampling.constrained import Matcher
+from ferrule.engine.rank.warm_up import Trial
+from ferrule.engine.rank.worker import Driver
+from ferrule.engine.source import demo_path
+from ferrule.engine.types import Constraint, SamplingParams
+from ferrule.plan import Plan
+from ferrule.process.lifeline import Lifeline
+
+VOCABULARY = 3072
+PLAN = cast(Plan, SimpleNamespace(driver=0, pipeline=1))
+
+
+LAST = 6
+
+
+class TooComplex:
+    """`Matcher._advance` that fails after some tokens."""
+
+    after = 5
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.tokens, self.advance = 0, matcher._advance
+
+    def __call__(self, token: int) -> torch.Tensor:
+        self.tokens += 1
+        if self.tokens == self.after:
+            raise GrammarError("too complex")
+        return self.advance(token)
+
+
+class RandomLogits:
+    """A runner of one rank without a model."""
+
+    def __init__(self, world: fabric.Group) -> None:
+        self.world, self.plan, self.device = world, PLAN, open_device("cpu", 1)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        return torch.randn(len(batch.logit_rows()), VOCABULARY)
+
+
+def request(number: int, constraint: Constraint | None) -> Add:
+    return Add(number, (5, 6), (), SamplingParams(20, seed=number, ignore_eos=True, constraint=constraint))
+
+
+def test_a_sequence_whose_grammar_fails_ends_alone() -> None:
+    regex, broken = Constraint("regex", "[a-z]{400}"), Constraint("regex", "[a-y]{400}")
+    orders: list[Order] = [
+        Learn((Path(demo_path()) / "tokenizer.json").read_text()),
+        request(1, Constraint("regex", "a(b")),
+        request(2, regex),
+        request(3, None),
+        request(4, broken),
+        request(5, regex),
+        Cancel(5),
+        request(LAST, None),
+    ]
+    ours, theirs = socket.socketpair()
+    with ours, fabric.init() as world:
+        options = RankOptions("", "float32", PLAN, 1, 512, 8, 64, end_tokens=(0,))
+        runner = cast(Any, RandomLogits(world))
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(512, 8, 0.0), VOCABULARY)
+        opened = driver.grammars.open
+
+        def open_failing(constraint: Constraint, made: tuple[int, ...]) -> Matcher:
+            matcher = opened(constraint, made)
+            if constraint == broken:
+                matcher._advance = TooComplex(matcher)  # type: ignore[method-assign]
+            return matcher
+
+        driver.grammars.open = open_failing  # type: ignore[method-assign,assignment]
+        # By a thread, as the tokenizer is more than the socket holds.
+        sender = threading.Thread(target=lambda: ours.sendall(b"".join(map(encode, orders))))
+        sender.start()
+        came = False
+        while not came or driver.opening or driver.scheduler.by_identity:
+            driver.step()
+            came = came or LAST in driver.scheduler.by_identity
+        sender.join()
+        ours.settimeout(5)
+        events: list[Event] = [decode_event(line) for line in ours.recv(1 << 20).splitlines()]
+    refused = {event.id: event.message for event in events if isinstance(event, Refused)}
+    assert refused.keys() == {1, 4}
+    assert "unclosed group" in refused[1]
+    assert refused[4] == "too complex"
+    told = [token for event in events if isinstance(event, Tokens) for token in event.tokens]
+    ends = {token.id: token.finish for token in told}
+    assert (ends[2], ends[3], ends[4], ends[LAST]) == ("length", "length", None, "length")
+    assert not ends.keys() & {1, 5}
+    assert sum(token.id == 4 for token in told) == TooComplex.after
