@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from ferrule.errors import ConfigError
 
 EXTRAS = {
-    "engine": ("torch", "transformers", "safetensors", "tokenizers", "jinja2"),
+    "engine": ("torch", "transformers", "safetensors", "tokenizers", "jinja2", "llguidance"),
     "serve": ("fastapi", "uvicorn", "pydantic"),
     "bench": ("accelerate", "matplotlib"),
 }

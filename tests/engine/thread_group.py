@@ -35,8 +35,8 @@ class ThreadGroup:
         values = self._exchange(x.clone())
         total = values[0].float() if x.is_floating_point() else values[0].clone()
         for value in values[1:]:
-            total = total + value
-        return x.copy_(total)
+            total = total + value.view(total.shape)  # as in the fabric only the number of elements must be equal
+        return x.copy_(total.view(x.shape))
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         joined = torch.cat(self._exchange(x.clone()))

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ sys.path.append(str(ROOT / "fabric"))
 from in_threads import on_all, thread_groups  # noqa: E402
 
 from ferrule import _native  # noqa: E402
+from ferrule.engine.devices.graphs import Graphs  # noqa: E402
+from ferrule.engine.devices.peers.device_group import DeviceGroup  # noqa: E402
 from ferrule.engine.devices.staged import StagedDevice  # noqa: E402
 from ferrule.fabric import Group  # noqa: E402
 from ferrule.staging import exports, offer_copier  # noqa: E402
@@ -68,6 +71,7 @@ class Event:
 
 class FileDevice(StagedDevice):
     title = memory_name = "files"
+    peer_backend = ""
     torch_device = torch.device("cpu")
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -78,6 +82,18 @@ class FileDevice(StagedDevice):
 
     def follow(self, event: Any) -> None: ...
     def synchronize(self) -> None: ...
+    def host_view(self, values: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+    def visible(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def peers(self, directory: Path, rank: int, size: int) -> DeviceGroup:
+        raise NotImplementedError
+
+    def graphs(self) -> Graphs | None:
+        return None
+
     def memory_free(self) -> int:
         return 1 << 30
 

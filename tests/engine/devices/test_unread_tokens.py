@@ -45,7 +45,8 @@ class Served:
         self.world = fabric.init()
         self.runner = TorchRunner(options, self.world, self.world, open_device("emulated:0", 1))
         trial = warm_up(self.runner)
-        self.driver = Driver(options, self.runner, Control(Lifeline(theirs.detach())), trial)
+        vocabulary = read_config(directory).vocab_size
+        self.driver = Driver(options, self.runner, Control(Lifeline(theirs.detach())), trial, vocabulary)
         self.tokens: dict[int, list[Any]] = {}
         self.ahead: list[int] = []
         run_ahead = self.runner.run_ahead

@@ -77,7 +77,7 @@ def test_a_sequence_whose_grammar_fails_ends_alone() -> None:
     with ours, fabric.init() as world:
         options = RankOptions("", "float32", PLAN, 1, 512, 8, 64, end_tokens=(0,))
         runner = cast(Any, RandomLogits(world))
-        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(512, 8, 0.0), VOCABULARY)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(512, 8, 0.0, ridge=16), VOCABULARY)
         opened = driver.grammars.open
 
         def open_failing(constraint: Constraint, made: tuple[int, ...]) -> Matcher:

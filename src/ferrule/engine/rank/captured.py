@@ -27,6 +27,7 @@ from ferrule.engine.rank.cache.pages import NOTHING, PAGE, WASTE, Layout, PagedC
 from ferrule.engine.rank.cache.rows import Rows
 from ferrule.engine.rank.model import ShardedModel
 from ferrule.engine.rank.recurrent import is_mixer
+from ferrule.engine.rank.special_attention import compressed
 from ferrule.plan import CAPTURED_SHARE
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ def unfit(base: nn.Module) -> str | None:
     for name, module in base.named_modules():
         if hasattr(module, ATTEND):
             return f"{name} caches latents"
+        if compressed.compresses(module):
+            return f"{name} caches compressed entries"
         if is_mixer(module):
             return f"{name} keeps a recurrent state"
         kind = getattr(module, "rope_type", "")

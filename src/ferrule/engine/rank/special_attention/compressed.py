@@ -37,7 +37,7 @@ def attach(base: nn.Module, cache: KVCache) -> None:
     kind."""
     for name, module in base.named_modules():
         attention: Any = module
-        if not hasattr(attention, "compressor") or not hasattr(attention, "layer_idx"):
+        if not compresses(attention):
             continue
         if type(attention).__name__ not in KINDS:
             raise ModelError(f"{name}: {type(attention).__name__} compresses tokens in its own way, not run here")
@@ -49,6 +49,11 @@ def attach(base: nn.Module, cache: KVCache) -> None:
         if getattr(getattr(layer, "mlp", None), "is_hash", False):
             cache.asks_tokens = True
             layer.mlp.forward = partial(_by_token, layer.mlp.forward, cache)
+
+
+def compresses(module: nn.Module) -> bool:
+    """Whether this is attention to entries that stand for several tokens."""
+    return hasattr(module, "compressor") and hasattr(module, "layer_idx")
 
 
 def _by_token(forward: Any, cache: KVCache, hidden: Tensor, input_ids: Tensor | None = None) -> Tensor:
