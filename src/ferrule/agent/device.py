@@ -54,7 +54,7 @@ def allowed_devices(
     """Devices of this machine that ``names`` allow, and why others are left out: a device that cannot be measured
     within its part of `DEVICE_SECONDS`. Where none is left the processor stands in. Raises `PlanError` where that
     cannot be measured, `ConfigError` for what is no name."""
-    from ferrule.engine.host.device_choice import named_devices
+    from ferrule.engine.host.device_choice import apart, named_devices
 
     begun = clock()
 
@@ -75,7 +75,7 @@ def allowed_devices(
     if not found:
         notes[-1] += "; it counts as its processor"
         found = {device.name: device for device in named_devices(CPU, within)}
-    return list(found.values()), notes
+    return list(apart(found.values())), notes
 
 
 def report(names: str) -> HostReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +57,18 @@ def test_names_allow_devices() -> None:
     assert names("emulated", here()) == [f"emulated:{number}" for number in range(MOST_EMULATED)]
     (one,) = named_devices("emulated:3", here().__getitem__)
     assert (one.name, one.device, one.memory, one.accelerated) == ("emulated:3", "emulated:3", EMULATED_MEMORY, True)
+
+
+def test_the_processor_is_no_device_beside_one_that_has_its_memory() -> None:
+    gpu = replace(device("cuda:0", 64 * GB, 200e9), unified=True)
+    machine = {"cpu": (device("cpu", 64 * GB, 60e9),), "cuda": (gpu,)}
+    assert names("cuda,cpu", machine) == names("cpu,cuda", machine) == ["cuda:0"]
+    assert names("cpu", machine) == ["cpu"]
+    chooser = choice("cuda,cpu", machine)
+    with pytest.raises(PlanError):
+        chooser.plan(read_model("llama-3.3-70b"))
+    assert chooser.plan(MODEL).devices == ("cuda:0",)
+    assert chooser.plan(MODEL, ("cuda:0",)).devices == ("cpu",)
 
 
 def test_it_splits_where_that_is_faster_or_one_is_not_enough() -> None:

@@ -273,6 +273,7 @@ devices = st.builds(
     device=st.sampled_from(["", "cpu", "cuda:1"]),
     copy_rate=maybe,
     copy_seconds=maybe,
+    unified=st.booleans(),
 )
 
 

@@ -15,6 +15,7 @@ from ferrule.cluster.messages import DescribeDevices, ProbeDevice
 from ferrule.cluster.records import Member
 from ferrule.engine.device_names import CPU, parse_device
 from ferrule.engine.device_probe import PROBE_SECONDS
+from ferrule.engine.host.device_choice import apart
 from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.errors import ClusterError, LinkError
 from ferrule.plan import DeviceSpec
@@ -58,7 +59,7 @@ class HostDevices:
         devices = without(report.devices, lost)
         if not any((device.device or CPU) == CPU for device in devices):
             processor = await self._report(member, CPU)
-            devices += processor.devices if processor is not None else ()
+            devices = apart((*devices, *(processor.devices if processor is not None else ())))
         return _with(report, devices, member.name) if devices else None
 
     async def _report(self, member: Member, names: str) -> HostReport | None:

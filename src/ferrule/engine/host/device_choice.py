@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ferrule.engine.device_names import (
@@ -30,7 +30,16 @@ def named_devices(names: str, measure: Measure) -> tuple[DeviceSpec, ...]:
     """Devices of this machine that ``names`` allows, called as ``--device`` calls them. Raises what ``measure`` raises,
     and `ConfigError` for what is no name."""
     found = [device for name in dict.fromkeys(parse_devices(names)) for device in _named(name, measure)]
-    return tuple({device.name: device for device in found}.values())
+    return apart({device.name: device for device in found}.values())
+
+
+def apart(devices: Iterable[DeviceSpec]) -> tuple[DeviceSpec, ...]:
+    """``devices`` of this machine without the processor, where an accelerator has the same memory: beside each other
+    they would fill it twice, and share its bandwidth."""
+    given = tuple(devices)
+    if not any(each.unified for each in given):
+        return given
+    return tuple(each for each in given if each.device != CPU)
 
 
 def _named(name: str, measure: Measure) -> Sequence[DeviceSpec]:
@@ -80,11 +89,11 @@ class DeviceChoice:
         where that is not enough any more with the processor. Raises `PlanError` where nothing fits."""
         left = [each for each in self._devices if each.name not in lost and parse_device(each.name)[0] not in lost]
         if lost and not any(each.name == CPU for each in left):
-            more = [*left, *self._measure(CPU)]
+            more = apart([*left, *self._measure(CPU)])
             try:
                 return plan_machine(model, *(left or more), context=self._context)
             except PlanError:
-                left = more
+                left = [*more]
         return plan_machine(model, *left, context=self._context)
 
     def times_as_fast(self, model: ModelSpec, plan: Plan, than: Plan) -> float:

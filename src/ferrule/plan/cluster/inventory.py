@@ -64,6 +64,7 @@ def _devices(inventory: Inventory, notes: list[str]) -> list[DeviceSpec]:
             device=name,
             copy_rate=_copy_rate(device),
             copy_seconds=None if device.unified else COPY_SECONDS,
+            unified=device.unified,
         )
         if len(known) > 1:  # these are of a whole machine with one card
             spec = replace(spec, watts_idle=None, watts_busy=None, price=None)

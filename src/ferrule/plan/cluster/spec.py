@@ -33,8 +33,8 @@ class DeviceSpec:
     longer after it has waited for others, as caches have cooled. ``disk_read``: bytes per second.
     ``runtime_bytes``: what the serving process holds before any weight. ``watts_idle``, ``watts_busy``: of the
     whole machine; ``price`` in US dollars. ``copy_rate``, ``copy_seconds``: bytes per second between its memory and
-    the host's, and seconds of a small copy with the wait for it; None where it is the host's memory. ``measured``:
-    by the built-in benchmark, not from what a maker states.
+    the host's, and seconds of a small copy with the wait for it; None where it is the host's memory. ``unified``: an
+    accelerator whose memory is the host's. ``measured``: by the built-in benchmark, not from what a maker states.
     """
 
     name: str
@@ -55,6 +55,7 @@ class DeviceSpec:
     device: str = ""
     copy_rate: float | None = None
     copy_seconds: float | None = None
+    unified: bool = False
 
     def __post_init__(self) -> None:
         where = f"device {self.name or '?'}"

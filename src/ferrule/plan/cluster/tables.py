@@ -152,6 +152,7 @@ class Device(Table):
     device: DeviceName | None = None
     copy_rate: ByteRate | None = None
     copy_seconds: Seconds | None = msgspec.field(default=None, name="copy")
+    unified: bool = False
 
 
 class Link(Table):

@@ -150,6 +150,7 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
         device=figures.unit,
         copy_rate=None if figures.copies is None else min(figures.copies.to_device, figures.copies.to_host),
         copy_seconds=None if figures.copies is None else figures.copies.seconds,
+        unified=figures.unified and figures.unit != "cpu",
     )
 
 
