@@ -120,7 +120,6 @@ def test_groups_of_heads_that_do_not_divide_are_refused_before_loading(tmp_path:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("deepseek_v4", {"expert_dtype": "fp4"}, "experts in FP4 beside FP8, as DeepSeek-V4 was published"),
         ("glm5_next_text", {}, r"\(glm5_next_text\) has layers of a kind .* linear_attention"),
         (
             "glm5_next_text",

@@ -133,11 +133,6 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
             f"{name} is quantized ({method}), which this engine does not run; use weights of {known}, bfloat16 or "
             "float16"
         )
-    if "fp4" in (fields.get("expert_dtype"), quantization_of(fields).get("expert_dtype")):
-        raise ModelError(
-            f"{name} has experts in FP4 beside FP8, as DeepSeek-V4 was published, which this engine does not read; use "
-            "weights in bfloat16, which --weights int4 or int8 packs as they are loaded"
-        )
     refusal = layers_refusal(config)
     if refusal is not None:
         raise ModelError(f"{name} ({config.model_type}) {refusal}")

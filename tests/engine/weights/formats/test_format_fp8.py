@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packed_models import Quantised, check_cut, check_model, in_layers, module, packed_model, read, write
+from packed_models import Quantised, check_cut, check_logits, check_model, in_layers, module, packed_model, read, write
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.groups import FP4
 from ferrule.errors import ModelError
 
 MANY = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -47,6 +48,53 @@ def test_numbers_are_transformers_(scale: torch.dtype, tmp_path: Path) -> None:
     parts["weight_scale_inv"] = small.get(scale, parts["weight_scale_inv"].to(scale))
     expected = Fp8Dequantize(None)._dequantize_one(*parts.values(), output_dtype=torch.float32)
     assert torch.equal(read(write(tmp_path, module(parts), told(32, 32))), expected)
+
+
+def small(weight: Tensor) -> Quantised:
+    """FP4 with a power of two for each 32 of a row, as DeepSeek-V4's experts have it."""
+    outputs, inputs = weight.shape
+    groups = weight.float().view(outputs, -1, 32)
+    exponents = torch.frexp(groups.abs().amax(-1) / 6)[1].clamp(-120, 120)
+    values = torch.tensor([*FP4, *(-value for value in FP4)])
+    codes = (groups.unsqueeze(-1) / torch.exp2(exponents.float())[..., None, None] - values).abs().argmin(-1)
+    pairs = codes.view(outputs, inputs // 2, 2)
+    octets = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).view(torch.int8)
+    scales = (exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    numbers = Fp8Dequantize(None)._dequantize_one(octets, scales, output_dtype=torch.float32)
+    assert torch.equal(numbers, (values[codes] * torch.exp2(exponents.float())[..., None]).view(outputs, inputs))
+    return {"weight": octets, "scale": scales}, numbers
+
+
+def test_fp4_beside_fp8_is_transformers_(tmp_path: Path) -> None:
+    parts, expected = small(matrix())
+    assert torch.equal(read(write(tmp_path, module(parts), told(32, 32))), expected)
+
+
+@MANY
+@given(st.data(), st.booleans())
+def test_any_cut_of_fp4_is_that_part_of_the_whole(tmp_path: Path, data: st.DataObject, stacked: bool) -> None:
+    parts, _ = small(matrix(100, 192))
+    if stacked:
+        parts = {leaf: torch.stack([each, each]) for leaf, each in parts.items()}
+    check_cut(write(tmp_path, module(parts), told(64, 64)), data)
+
+
+@pytest.mark.slow
+def test_experts_in_fp4_beside_fp8(tmp_path: Path) -> None:
+    """As DeepSeek-V4 was published."""
+
+    def by_kind(name: str, weight: Tensor) -> Quantised | None:
+        if ".experts." in name and ".shared_experts." not in name:
+            return small(weight)
+        return quantise(weight, 16, 16) if name.endswith(("q_b_proj", "wq_b", "o_b_proj", "wo_b")) else None
+
+    directory = packed_model(tmp_path / "m", told(16, 16), by_kind, family="deepseek_v4")
+    with Checkpoint(directory) as checkpoint:
+        assert {each.format.name for each in checkpoint.tensors.values()} == {"fp8", "plain"}
+        assert any(weight.parts.keys() == {"packed", "exponents"} for weight in checkpoint.tensors.values())
+    check_logits(directory, 1)
+    check_logits(directory, 2)
+    check_logits(directory, 1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -105,6 +153,7 @@ def test_numbers_of_8_bits_without_scales_are_plain(tmp_path: Path) -> None:
         ({"weight_scale_inv": torch.zeros(2, 5)}, told(32, 32), r"m\.weight_scale_inv has the shape \[2, 5\]"),
         ({"weight_scale_inv": torch.zeros(0, 4)}, told(32, 32), r"m\.weight_scale_inv has the shape \[0, 4\]"),
         ({"weight_scale_inv": torch.zeros(3, 4).int()}, told(32, 32), r"m\.weight_scale_inv has the dtype I32"),
+        (small(matrix())[0] | {"weight_scale_inv": None, "scale": torch.zeros(96, 5)}, {}, r"\[96, 4\] would fit"),
         ({}, told(0, 32), r"weight_block_size \[0, 32\] is no pair of whole numbers"),
         ({}, told(32), r"weight_block_size \[32\] is no pair"),
     ],
