@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -36,6 +37,8 @@ from ferrule.model.packing import packing_of
 from ferrule.model.quantization import format_of
 from ferrule.model.spec import ModelSpec
 from ferrule.model.storage import PLAIN, Format, named_format
+
+_HALF = re.compile(r"\.ffn_(gate|up)(?:_shexp)?\.weight$")
 
 
 def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None) -> ModelSpec:
@@ -152,9 +155,20 @@ def _gguf(file: Path, weights: str | None) -> ModelSpec:
     config = gguf_config(model)
     if weights:
         return _configured(model.name, config, str(file), weights)
-    tensors = [Counts(each.name, math.prod(each.shape), each.bytes, _gguf_held(each)) for each in model.tensors]
     shape = read_shape(config, str(file))
+    stored = {tensor.name: tensor for tensor in model.tensors}
+    tensors = [_gguf_counts(each, stored, fused=shape.family.mlp == "packed") for each in model.tensors]
     return count(model.name, shape, tensors, "headers", Format(gguf_text(model), plain=PLAIN[config["dtype"]]))
+
+
+def _gguf_counts(tensor: Stored, stored: Mapping[str, Stored], *, fused: bool) -> Counts:
+    """``fused``: gate and up of a dense part are one matrix, which some files have in two tensors."""
+    held = _gguf_held(tensor)
+    found = _HALF.search(tensor.name) if fused else None
+    if held is not None and found and tensor.name.replace(found[1], "gate" if found[1] == "up" else "up") in stored:
+        rows, *columns = held.shape
+        held = replace(held, shape=(2 * rows, *columns), copies=0.5)
+    return Counts(tensor.name, math.prod(tensor.shape), tensor.bytes, held)
 
 
 def _gguf_held(tensor: Stored) -> Tensors | None:

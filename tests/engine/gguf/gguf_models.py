@@ -19,7 +19,7 @@ from ferrule.model.gguf import SIZES
 ARCHITECTURES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe",
-    "lfm2_moe": "lfm2moe",
+    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
 }  # fmt: skip
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o")]
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -68,7 +68,7 @@ def write(name: str, directory: Path, kind: str = "F32", *, split: bool = False,
 
 def _packs(name: str, array: np.ndarray[Any, Any], kind: str) -> bool:
     """Whether a tensor is written as ``kind``: matrices whose rows divide into its blocks."""
-    plain = "bias" in name or "sinks" in name or array.ndim < 2
+    plain = "bias" in name or "sinks" in name or "norm" in name or array.ndim < 2
     return not plain and array.shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0
 
 
@@ -101,6 +101,9 @@ def keys(writer: GGUFWriter, architecture: str, config: Any) -> None:
     if "conv_L_cache" in told:  # llama.cpp's conversion of LFM2: layers of convolutions have no heads
         heads = [heads if each == "full_attention" else 0 for each in told["layer_types"]]
         writer.add_shortconv_l_cache(told["conv_L_cache"])
+    if "mamba_d_state" in told:
+        heads = [heads if each == "full_attention" else 0 for each in told["layer_types"]]
+        _granite_hybrid(writer, told)
     writer.add_head_count_kv(heads)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
@@ -112,8 +115,9 @@ def keys(writer: GGUFWriter, architecture: str, config: Any) -> None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(told["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(told.get("moe_intermediate_size") or told["intermediate_size"])
-    if told.get("shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(told["shared_expert_intermediate_size"])
+    shared = told.get("shared_expert_intermediate_size") or told.get("shared_intermediate_size")
+    if shared:
+        writer.add_expert_shared_feed_forward_length(shared)
     if told.get("sliding_window") and architecture not in ("qwen2", "qwen3", "qwen2moe", "qwen3moe"):
         writer.add_sliding_window(told["sliding_window"])
         if architecture in ("gemma2", "gemma3", "gpt-oss"):
@@ -154,6 +158,20 @@ def keys(writer: GGUFWriter, architecture: str, config: Any) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
+def _granite_hybrid(writer: GGUFWriter, told: dict[str, Any]) -> None:
+    """Sizes of the Mamba-2 layers, and Granite's scales: llama.cpp's conversion/granite.py."""
+    writer.add_ssm_conv_kernel(told["mamba_d_conv"])
+    writer.add_ssm_state_size(told["mamba_d_state"])
+    writer.add_ssm_group_count(told["mamba_n_groups"])
+    writer.add_ssm_inner_size(told["mamba_expand"] * told["hidden_size"])
+    writer.add_ssm_time_step_rank(told["mamba_n_heads"])
+    writer.add_attention_scale(told["attention_multiplier"])
+    writer.add_embedding_scale(told["embedding_multiplier"])
+    writer.add_residual_scale(told["residual_multiplier"])
+    writer.add_logit_scale(told["logits_scaling"])
+    writer.add_rope_scaling_finetuned(told["position_embedding_type"] == "rope")
+
+
 def vocabulary(writer: GGUFWriter, size: int) -> None:
     """A byte-level vocabulary of some tokens, a merge or two and special ones."""
     tokens = ["<unk>", "<s>", "</s>", *(chr(33 + number) for number in range(94)), "Ġ"]
@@ -187,7 +205,8 @@ def tensors(architecture: str, model: Any) -> dict[str, np.ndarray[Any, Any]]:
             bare = not dot or suffix not in ("weight", "bias")
             ours = names.get_name(name if bare else stem)
             assert ours is not None, f"{name} is not known to the gguf library"
-            found[f"{ours}.{'weight' if bare else suffix}"] = np.ascontiguousarray(array)
+            state = ours.endswith((".ssm_a", ".ssm_d"))  # which have no suffix
+            found[ours if state else f"{ours}.{'weight' if bare else suffix}"] = np.ascontiguousarray(array)
     return found
 
 
@@ -205,9 +224,50 @@ def _rope_tables(config: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {"rope_freqs.weight": (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)}
 
 
+def _granite_pieces(config: Any, key: str, array: np.ndarray[Any, Any]) -> list[tuple[str, Any]]:
+    """llama.cpp's conversion/granite.py and conversion/mamba.py; nothing where a parameter is as it is."""
+    mamba = _mamba_pieces(key, array, config.mamba_n_groups)
+    if mamba:
+        return mamba
+    if "shared_mlp" in key:
+        stem = key.partition("shared_mlp")[0] + ("mlp.shared_expert." if config.num_local_experts else "mlp.")
+        if "output_linear" in key:
+            return [(f"{stem}down_proj.weight", array)]
+        return [
+            (f"{stem}{part}_proj.weight", each) for part, each in zip(("gate", "up"), np.split(array, 2), strict=True)
+        ]
+    if key.endswith("block_sparse_moe.experts.gate_up_proj"):
+        stem = key.replace("block_sparse_moe", "mlp").removesuffix("gate_up_proj")
+        return [
+            (f"{stem}{part}_proj.weight", each)
+            for part, each in zip(("gate", "up"), np.split(array, 2, 1), strict=True)
+        ]
+    if key.endswith("block_sparse_moe.experts.down_proj"):
+        return [(key.replace("block_sparse_moe", "mlp") + ".weight", array)]
+    if key.endswith("block_sparse_moe.router.weight"):
+        return [(key.replace("router", "router.layer"), array)]
+    return []
+
+
+def _mamba_pieces(key: str, array: np.ndarray[Any, Any], groups: int) -> list[tuple[str, Any]]:
+    """llama.cpp's conversion/mamba.py, of Mamba-2."""
+    match key.rpartition("mamba.")[2] if ".mamba." in key else "":
+        case "A_log":
+            return [(key, -np.exp(array)[:, None])]
+        case "D":
+            return [(key, array[:, None])]
+        case "dt_bias":
+            return [(key.replace("dt_bias", "dt_proj.bias"), array)]
+        case "conv1d.weight":
+            return [(key, array[:, 0])]
+        case "norm.weight":
+            return [(key, array.reshape(groups, -1))]
+    return []
+
+
 def _pieces(architecture: str, config: Any, key: str, array: np.ndarray[Any, Any]) -> list[tuple[str, Any]]:
     """Tensors that llama.cpp's converter makes of a parameter: name in a checkpoint, numbers."""
-    if architecture == "llama" and re.search(r"\.[qk]_proj\.", key):
+    if architecture in ("llama", "granitehybrid") and re.search(r"\.[qk]_proj\.", key):
         heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
         halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
         return [(key, halves.swapaxes(1, 2).reshape(array.shape))]
@@ -232,6 +292,8 @@ def _pieces(architecture: str, config: Any, key: str, array: np.ndarray[Any, Any
             ]
         if key.endswith("experts.down_proj"):
             return [(f"{key.removeprefix('model.').removesuffix('down_proj')}w2.weight", array)]
+    if architecture == "granitehybrid" and (found := _granite_pieces(config, key, array)):
+        return found
     if "e_score_correction_bias" in key:
         return [(key.replace("e_score_correction_bias", "e_score_correction.bias"), array)]
     if "shared_expert_gate" in key:

@@ -51,6 +51,15 @@ _SHORT_CONVOLUTIONS = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
+_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
 _EMBEDDING_NORM = dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
 """Of LFM2, whose last norm goes by either name."""
 _FOUR_NORMS = {
@@ -73,7 +82,7 @@ class Family:
     """``layer``: names within a layer beside `_LAYER`'s. ``turned``: queries and keys are stored in llama.cpp's order
     of rows. ``added``: what norms are stored with added to them. ``transposed``: transformers has the experts' inputs
     before their outputs, and gate and up alternate. ``top``: names beside `TOP`'s. ``experts``: where a layer's are.
-    ``convolved``: stored without the dimension of a depthwise convolution's one input."""
+    ``convolved``: stored without the dimension of a depthwise convolution's one input. ``fused``: gate and up."""
 
     layer: dict[str, str] = field(default_factory=dict)
     turned: bool = False
@@ -81,7 +90,8 @@ class Family:
     transposed: bool = False
     top: dict[str, str] = field(default_factory=dict)
     experts: str = "mlp.experts"
-    convolved: frozenset[str] = frozenset()
+    convolved: frozenset[str] = frozenset({"ssm_conv1d"})
+    fused: str | None = None
 
     def name(self, leaf: str) -> str | None:
         return self.layer.get(leaf) or _LAYER.get(leaf)
@@ -139,11 +149,23 @@ FAMILIES: dict[str, Family] = {
         },
         experts="feed_forward.experts",
     ),
+    "granitemoehybrid": Family(
+        {
+            **_MAMBA,
+            "ffn_gate_inp": "block_sparse_moe.router",
+            **dict.fromkeys(("ffn_down", "ffn_down_shexp"), "shared_mlp.output_linear"),
+        },
+        turned=True,
+        experts="block_sparse_moe.experts",
+        fused="shared_mlp.input_linear",
+    ),
     "glm4_moe": Family({"post_attention_norm": "post_attention_layernorm", **_EXPERTS, **_SHARED, **_CORRECTED}),
 }
 """By transformers' ``model_type``, as `ferrule.model.gguf.gguf_config` tells it."""
 
-NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias"})
+NAMELESS = frozenset(
+    {"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias", "mamba.dt_bias"}
+)
 """Bare parameters, whose names end without ``.weight`` or ``.bias``."""
 
 
@@ -156,6 +178,12 @@ def family_of(model_type: str, file: str) -> Family:
             f"its safetensors. These are run: {', '.join(FAMILIES)}"
         )
     return found
+
+
+FLAT = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
+"""Vectors that are stored with two dimensions."""
+DECAYS = "ssm_a"
+"""Stored as -exp of what transformers has (llama.cpp's conversion of Mamba-2)."""
 
 
 def split_name(name: str) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from ferrule.engine.weights.formats.format import Weight
 from ferrule.engine.weights.formats.gguf import READ, GgufLatent, format_of
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
-from ferrule.engine.weights.gguf.names import IGNORED, NAMELESS, TOP, Family, family_of, split_name
+from ferrule.engine.weights.gguf.names import DECAYS, FLAT, IGNORED, NAMELESS, TOP, Family, family_of, split_name
 from ferrule.engine.weights.gguf.rows import IN_PLACE, Alternate, Joined, RowOrder, Turned
 from ferrule.engine.weights.gguf.weight import Axes, GgufWeight
 from ferrule.errors import ModelError
@@ -19,6 +19,7 @@ from ferrule.model.headers import Stored
 
 _AXES: dict[int, Axes] = {0: (), 1: (1,), 2: (1, 2), 3: (0, 1, 2)}
 _PAIR = ("gate", "up")
+_FUSED = frozenset(f"ffn_{each}{kind}" for each in _PAIR for kind in ("", "_shexp"))
 
 
 def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: str) -> dict[str, Weight]:
@@ -37,6 +38,8 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
         layer, leaf, suffix = split_name(name)
         if layer and leaf.endswith("_exps"):
             groups[f"{layer}{suffix}"][leaf] = tensor
+        elif layer and family.fused and leaf in _FUSED:
+            groups[f"{layer}fused"][leaf.removesuffix("_shexp")] = tensor
         elif layer and leaf in ("attn_k_b", "attn_v_b"):
             groups[f"{layer}latent"][leaf] = tensor
         else:
@@ -45,7 +48,13 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
                 _add(found, _single(key, leaf, suffix, tensor, family, config, file), file)
     for group, parts in groups.items():
         layer, _, kind = group.rpartition(".")
-        made = [_latent(layer, parts, file)] if kind == "latent" else _experts(layer, kind, parts, family, file)
+        match kind:
+            case "latent":
+                made: list[Weight] = [_latent(layer, parts, file)]
+            case "fused":
+                made = [_fused(f"{layer}.{family.fused}.weight", parts, file)]
+            case _:
+                made = [*_experts(layer, kind, parts, family, file)]
         for weight in made:
             _add(found, weight, file)
     return found
@@ -85,11 +94,25 @@ def _single(
             )
         channels, taps = tensor.shape
         return make(key, {"weight": tensor}, (channels, 1, taps), axes=(1, 0, 2))
+    if leaf in FLAT:
+        if tensor.dtype in BLOCK_TYPES:
+            raise ModelError(f"{file}: {tensor.name} is of {tensor.dtype}, as no vector is; download the model again")
+        tensor = replace(tensor, shape=(math.prod(tensor.shape),))
     rows: RowOrder = IN_PLACE
     if family.turned and leaf in ("attn_q", "attn_k"):
         rows = _turned(tensor, leaf, config, file)
     less = family.added if leaf.endswith("norm") and suffix == "weight" else 0.0
-    return make(key, {"weight": tensor}, tensor.shape, rows=rows, less=less)
+    return make(key, {"weight": tensor}, tensor.shape, rows=rows, less=less, decays=leaf == DECAYS)
+
+
+def _fused(key: str, parts: Mapping[str, Stored], file: str) -> GgufWeight:
+    """The rows of gate, then those of up."""
+    pair = {each: parts[f"ffn_{each}"] for each in _PAIR if f"ffn_{each}" in parts}
+    shapes = {tensor.shape for tensor in pair.values()}
+    if len(pair) != 2 or len(shapes) != 1 or len(next(iter(shapes))) != 2:
+        raise ModelError(f"{file}: {key} lacks gate or up, or these differ in shape; download the model again")
+    ((rows, columns),) = shapes
+    return make(key, pair, (2 * rows, columns), rows=Joined(rows))
 
 
 def _turned(tensor: Stored, leaf: str, config: Mapping[str, Any], file: str) -> Turned:
@@ -160,6 +183,7 @@ def make(
     axes: Axes | None = None,
     rows: RowOrder = IN_PLACE,
     less: float = 0.0,
+    decays: bool = False,
     transposed: bool = False,
 ) -> GgufWeight:
     """A weight of ``shape`` made of ``parts``. ``axes``: where its dimensions do not lie as they are stored.
@@ -173,6 +197,7 @@ def make(
     kinds = frozenset(part.dtype for part in parts.values())
     one, two, three = stored
     stored_as = (one, two, three)
+    form = format_of(kinds)
     return GgufWeight(
-        key, shape, format_of(kinds), parts, transposed, stored=stored_as, axes=axes, rows=rows, less=less
+        key, shape, form, parts, transposed, stored=stored_as, axes=axes, rows=rows, less=less, decays=decays
     )

@@ -1,0 +1,69 @@
+"""Configurations of families whose layers keep a recurrent state, out of GGUF key-values."""
+
+from __future__ import annotations
+
+from ferrule.model.gguf.metadata import Config, Metadata
+
+
+def lfm2(meta: Metadata, config: Config) -> None:
+    """Its experts' weights always add up to 1, and are scaled by nothing."""
+    config["layer_types"] = _by_heads(meta, config, "conv")
+    config["conv_L_cache"] = _size(meta, "shortconv.l_cache")
+    config["conv_bias"] = any(name.endswith(".shortconv.conv.bias") for name in meta.tensors)
+    config["norm_eps"] = config.pop("rms_norm_eps", 1e-5)
+    config["block_auto_adjust_ff_dim"] = False  # the length in the file is the adjusted one
+    if config.get("num_experts"):
+        config["num_dense_layers"] = config.pop("first_k_dense_replace", 0)
+        config["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in meta.tensors)
+        config["norm_topk_prob"] = True
+        config.pop("routed_scaling_factor", None)
+
+
+def granite_hybrid(meta: Metadata, config: Config) -> None:
+    """Without rotary embeddings where the file says that they were not trained (llama.cpp's switch)."""
+    inner, heads, hidden = (_size(meta, each) for each in ("ssm.inner_size", "ssm.time_step_rank", "embedding_length"))
+    if inner % hidden:
+        raise meta.error(f"{meta.architecture}.ssm.inner_size", f"is no multiple of the hidden size {hidden}")
+    _divides(meta, "ssm.time_step_rank", heads, inner)
+    config |= {
+        "layer_types": _by_heads(meta, config, "linear_attention"),
+        "mamba_expand": inner // hidden,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": _size(meta, "ssm.group_count"),
+        "mamba_d_state": _size(meta, "ssm.state_size"),
+        "mamba_d_conv": _size(meta, "ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in meta.tensors),
+        "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in meta.tensors),
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in meta.tensors),
+        "position_embedding_type": None if meta.flag("rope.scaling.finetuned") is False else "rope",
+        "embedding_multiplier": meta.number("embedding_scale") or 1.0,
+        "residual_multiplier": meta.number("residual_scale") or 1.0,
+        "logits_scaling": meta.number("logit_scale") or 1.0,
+        "attention_multiplier": meta.number("attention.scale") or config["head_dim"] ** -0.5,
+        "num_local_experts": config.pop("num_experts", 0),
+        "shared_intermediate_size": config.pop("shared_expert_intermediate_size", config.get("intermediate_size")),
+    }
+    config.pop("moe_intermediate_size", None)
+
+
+def _by_heads(meta: Metadata, config: Config, recurrent: str) -> list[str]:
+    """``layer_types``: layers without heads of keys are ``recurrent`` (llama.cpp's ``llama-model.cpp``)."""
+    layers = config["num_hidden_layers"]
+    told = meta.integer("attention.head_count_kv")
+    heads = told if isinstance(told, list) else [told] * layers
+    if len(heads) != layers:
+        raise meta.error(f"{meta.architecture}.attention.head_count_kv", f"does not tell {layers} layers one by one")
+    return ["full_attention" if each else recurrent for each in heads]
+
+
+def _size(meta: Metadata, name: str) -> int:
+    found = meta.one(name)
+    if not found:
+        raise meta.error(f"{meta.architecture}.{name}", "is no size")
+    return found
+
+
+def _divides(meta: Metadata, name: str, heads: int, inner: int) -> None:
+    if inner % heads:
+        raise meta.error(f"{meta.architecture}.{name}", f"does not divide the {inner} numbers of all heads")
