@@ -38,12 +38,12 @@ _STACK = re.compile(r"experts\.(?:gate_up|down)_proj$")
 
 @dataclass(frozen=True)
 class Tensors:
-    """``copies`` of a tensor of the model (half a one: it is held with another): its ``shape`` as numbers, experts
-    first where it is a stack, and how a matrix of it is packed (None: it is plain)."""
+    """``copies`` of a tensor of the model: its ``shape`` as numbers, experts first where it is a stack, and how a
+    matrix of it is packed (None: it is plain)."""
 
     shape: tuple[int, ...]
     packing: Packing | None = None
-    copies: float = 1
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Holding:
         vector = len(told.shape) < 2 or name.endswith("bias")
         latents = attention is not None and attention.kind == "latent" and is_latents(name)
         if _TOKENS.search(name):
-            yield Numbers(WHOLE_NUMBER, cut, round(told.copies * math.prod(told.shape)))
+            yield Numbers(WHOLE_NUMBER, cut, told.copies * math.prod(told.shape))
             return
         numbers = latents or _BY_GROUP.search(name) is not None
         if vector or not (self.program or (not numbers and _linear(name, told, kind))):
@@ -80,7 +80,7 @@ class Holding:
             steps = self.float32_steps and name.endswith(".dt_bias")
             own = self.float32_vectors and (len(told.shape) < 2 or _FLOAT32.search(name) is not None)
             wide = self.program or steps or own or (kept and is_router(name))
-            yield Numbers(FLOAT32 if wide else self.number_bytes, cut, round(told.copies * math.prod(told.shape)))
+            yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
         if latents and attention is not None:
             packing = None if ".attn_v_b." in name else told.packing

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -38,7 +37,9 @@ from ferrule.model.quantization import format_of
 from ferrule.model.spec import ModelSpec
 from ferrule.model.storage import PLAIN, Format, named_format
 
-_HALF = re.compile(r"\.ffn_(gate|up)(?:_shexp)?\.weight$")
+_HALVES = {f"ffn_gate{each}": (f"ffn_up{each}", f"ffn_up{each}") for each in ("", "_shexp")}
+_QKVZ = {"attn_qkv": ("attn_gate", "ssm_in")}
+"""Pairs of a GGUF file's tensors that families have in one matrix: first -> second, and the name of both."""
 
 
 def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None) -> ModelSpec:
@@ -156,19 +157,42 @@ def _gguf(file: Path, weights: str | None) -> ModelSpec:
     if weights:
         return _configured(model.name, config, str(file), weights)
     shape = read_shape(config, str(file))
-    stored = {tensor.name: tensor for tensor in model.tensors}
-    tensors = [_gguf_counts(each, stored, fused=shape.family.mlp == "packed") for each in model.tensors]
-    return count(model.name, shape, tensors, "headers", Format(gguf_text(model), plain=PLAIN[config["dtype"]]))
+    return count(
+        model.name,
+        shape,
+        _gguf_counts(model.tensors, shape),
+        "headers",
+        Format(gguf_text(model), plain=PLAIN[config["dtype"]]),
+    )
 
 
-def _gguf_counts(tensor: Stored, stored: Mapping[str, Stored], *, fused: bool) -> Counts:
-    """``fused``: gate and up of a dense part are one matrix, which some files have in two tensors."""
-    held = _gguf_held(tensor)
-    found = _HALF.search(tensor.name) if fused else None
-    if held is not None and found and tensor.name.replace(found[1], "gate" if found[1] == "up" else "up") in stored:
-        rows, *columns = held.shape
-        held = replace(held, shape=(2 * rows, *columns), copies=0.5)
-    return Counts(tensor.name, math.prod(tensor.shape), tensor.bytes, held)
+def _gguf_counts(tensors: Iterable[Stored], shape: Shape) -> list[Counts]:
+    """Tensors as the engine holds them: pairs that it has in one matrix are one, by the name of that."""
+    family = shape.family
+    pairs = _HALVES if family.mlp == "packed" else _QKVZ if shape.model_type == "qwen3_next" else {}
+    found = {each.name: Counts(each.name, math.prod(each.shape), each.bytes, _gguf_held(each)) for each in tensors}
+    for name in list(found):
+        stem, _, leaf = name.removesuffix(".weight").rpartition(".")
+        if leaf not in pairs:
+            continue
+        other, whole = pairs[leaf]
+        second = found.get(f"{stem}.{other}.weight")
+        if second is None:
+            continue
+        first = found.pop(name)
+        del found[second.name]
+        found[f"{stem}.{whole}.weight"] = _together(f"{stem}.{whole}.weight", first, second)
+    return list(found.values())
+
+
+def _together(name: str, first: Counts, second: Counts) -> Counts:
+    """The rows of both in one matrix; plain numbers where they are packed in different ways."""
+    held = None
+    if first.held is not None and second.held is not None:
+        rows, *columns = first.held.shape
+        packing = first.held.packing if first.held.packing == second.held.packing else None
+        held = Tensors((rows + second.held.shape[0], *columns), packing)
+    return Counts(name, first.parameters + second.parameters, first.bytes + second.bytes, held)
 
 
 def _gguf_held(tensor: Stored) -> Tensors | None:

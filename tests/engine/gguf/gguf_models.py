@@ -19,7 +19,7 @@ from ferrule.model.gguf import SIZES
 ARCHITECTURES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe",
-    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
+    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "qwen3_next": "qwen3next",
 }  # fmt: skip
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o")]
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -104,6 +104,8 @@ def keys(writer: GGUFWriter, architecture: str, config: Any) -> None:
     if "mamba_d_state" in told:
         heads = [heads if each == "full_attention" else 0 for each in told["layer_types"]]
         _granite_hybrid(writer, told)
+    if "linear_num_key_heads" in told:
+        _delta(writer, told)
     writer.add_head_count_kv(heads)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
@@ -170,6 +172,18 @@ def _granite_hybrid(writer: GGUFWriter, told: dict[str, Any]) -> None:
     writer.add_residual_scale(told["residual_multiplier"])
     writer.add_logit_scale(told["logits_scaling"])
     writer.add_rope_scaling_finetuned(told["position_embedding_type"] == "rope")
+
+
+def _delta(writer: GGUFWriter, told: dict[str, Any]) -> None:
+    """Sizes of the gated delta nets: llama.cpp's conversion/qwen.py."""
+    writer.add_ssm_conv_kernel(told["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(told["linear_key_head_dim"])
+    writer.add_ssm_group_count(told["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(told["linear_num_value_heads"])
+    writer.add_ssm_inner_size(told["linear_value_head_dim"] * told["linear_num_value_heads"])
+    recurrent = [each == "linear_attention" for each in told["layer_types"]]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
+    writer.add_full_attention_interval(4)
 
 
 def vocabulary(writer: GGUFWriter, size: int) -> None:
@@ -249,6 +263,28 @@ def _granite_pieces(config: Any, key: str, array: np.ndarray[Any, Any]) -> list[
     return []
 
 
+def _delta_pieces(config: Any, key: str, array: np.ndarray[Any, Any]) -> list[tuple[str, Any]]:
+    """llama.cpp's conversion/qwen.py, of Qwen3-Next; nothing where a parameter is as it is."""
+    match key.rpartition("linear_attn.")[2] if ".linear_attn." in key else "":
+        case "A_log":
+            return [(key, -np.exp(array))]
+        case "dt_bias":
+            return [(key.replace("dt_bias", "dt_proj.bias"), array)]
+        case "conv1d.weight":
+            return [(key, array[:, 0])]
+        case "norm.weight":
+            return [(key, array)]
+        case "in_proj_qkvz.weight":
+            width = config.linear_key_head_dim
+            by_head = array.reshape(config.linear_num_key_heads, -1, array.shape[1])
+            values = (by_head.shape[1] - 2 * width) // 2
+            q, k, v, z = np.split(by_head, (width, 2 * width, 2 * width + values), 1)
+            qkv = np.concatenate([each.reshape(-1, array.shape[1]) for each in (q, k, v)])
+            stem = key.removesuffix("qkvz.weight")
+            return [(f"{stem}qkv.weight", qkv), (f"{stem}z.weight", z.reshape(-1, array.shape[1]))]
+    return [(key, array + 1)] if key.endswith("norm.weight") else []
+
+
 def _mamba_pieces(key: str, array: np.ndarray[Any, Any], groups: int) -> list[tuple[str, Any]]:
     """llama.cpp's conversion/mamba.py, of Mamba-2."""
     match key.rpartition("mamba.")[2] if ".mamba." in key else "":
@@ -292,6 +328,8 @@ def _pieces(architecture: str, config: Any, key: str, array: np.ndarray[Any, Any
             ]
         if key.endswith("experts.down_proj"):
             return [(f"{key.removeprefix('model.').removesuffix('down_proj')}w2.weight", array)]
+    if architecture == "qwen3next" and (found := _delta_pieces(config, key, array)):
+        return found
     if architecture == "granitehybrid" and (found := _granite_pieces(config, key, array)):
         return found
     if "e_score_correction_bias" in key:

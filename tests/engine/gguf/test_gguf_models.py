@@ -38,6 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"v_head_dim": 8, **EXPERTS},
     "glm4_moe": EXPERTS,
     "lfm2_moe": {**EXPERTS, "tie_word_embeddings": True},
+    "qwen3_next": {**EXPERTS, "shared_expert_intermediate_size": 64},
     "granitemoehybrid": {
         "shared_intermediate_size": 64,
         "embedding_multiplier": 3.0,
@@ -311,6 +312,8 @@ def test_a_number_that_cannot_be_is_refused_before_anything_is_made_of_it(key: s
         ("lfm2", "lfm2.shortconv.l_cache", 5),
         ("lfm2", "lfm2.attention.head_count_kv", 4),
         ("granitemoehybrid", "granitehybrid.ssm.time_step_rank", 3),
+        ("qwen3_next", "qwen3next.ssm.group_count", 3),
+        ("qwen3_next", "qwen3next.ssm.state_size", 9),
     ],
 )
 def test_numbers_of_recurrent_layers_that_cannot_be_are_refused(

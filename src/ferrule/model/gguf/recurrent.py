@@ -47,6 +47,36 @@ def granite_hybrid(meta: Metadata, config: Config) -> None:
     config.pop("moe_intermediate_size", None)
 
 
+def qwen3_next(meta: Metadata, config: Config) -> None:
+    """The layers behind the decoder's, which predict several tokens, are left out."""
+    layers = config["num_hidden_layers"]
+    told = meta.model.values.get(f"{meta.architecture}.attention.recurrent_layers")
+    if isinstance(told, list) and len(told) == layers:
+        recurrent = [bool(each) for each in told]
+    else:
+        every = meta.one("full_attention_interval") or 4  # llama.cpp's default
+        recurrent = [(index + 1) % every != 0 for index in range(layers)]
+    layers -= meta.one("nextn_predict_layers") or 0
+    if layers < 1:
+        raise meta.error(f"{meta.architecture}.nextn_predict_layers", "leaves no layer")
+    keys, heads, inner = (_size(meta, f"ssm.{each}") for each in ("group_count", "time_step_rank", "inner_size"))
+    _divides(meta, "ssm.time_step_rank", heads, inner)
+    _divides(meta, "ssm.group_count", keys, heads)
+    config |= {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent[:layers]],
+        "linear_conv_kernel_dim": _size(meta, "ssm.conv_kernel"),
+        "linear_key_head_dim": _size(meta, "ssm.state_size"),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in meta.tensors),
+        "norm_topk_prob": True,  # as llama.cpp computes them; no key tells
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 def _by_heads(meta: Metadata, config: Config, recurrent: str) -> list[str]:
     """``layer_types``: layers without heads of keys are ``recurrent`` (llama.cpp's ``llama-model.cpp``)."""
     layers = config["num_hidden_layers"]
@@ -66,4 +96,4 @@ def _size(meta: Metadata, name: str) -> int:
 
 def _divides(meta: Metadata, name: str, heads: int, inner: int) -> None:
     if inner % heads:
-        raise meta.error(f"{meta.architecture}.{name}", f"does not divide the {inner} numbers of all heads")
+        raise meta.error(f"{meta.architecture}.{name}", f"does not divide {inner}")

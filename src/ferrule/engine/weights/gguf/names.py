@@ -37,6 +37,11 @@ _LAYER = {
 
 _EXPERTS = {"ffn_gate_inp": "mlp.gate"}
 _SHARED = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
+_QWEN2_MOE = {
+    **_EXPERTS,
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{key: value.replace("shared_experts", "shared_expert") for key, value in _SHARED.items()},
+}
 _CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 _SHORT_CONVOLUTIONS = {
     "attn_norm": "operator_norm",
@@ -60,6 +65,16 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_HALVES = ("ffn_gate", "ffn_up")
+_DELTA = {
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _EMBEDDING_NORM = dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
 """Of LFM2, whose last norm goes by either name."""
 _FOUR_NORMS = {
@@ -82,7 +97,8 @@ class Family:
     """``layer``: names within a layer beside `_LAYER`'s. ``turned``: queries and keys are stored in llama.cpp's order
     of rows. ``added``: what norms are stored with added to them. ``transposed``: transformers has the experts' inputs
     before their outputs, and gate and up alternate. ``top``: names beside `TOP`'s. ``experts``: where a layer's are.
-    ``convolved``: stored without the dimension of a depthwise convolution's one input. ``fused``: gate and up."""
+    ``convolved``: stored without the dimension of a depthwise convolution's one input. ``fused``: names within a layer
+    of pairs that are one matrix here."""
 
     layer: dict[str, str] = field(default_factory=dict)
     turned: bool = False
@@ -91,7 +107,7 @@ class Family:
     top: dict[str, str] = field(default_factory=dict)
     experts: str = "mlp.experts"
     convolved: frozenset[str] = frozenset({"ssm_conv1d"})
-    fused: str | None = None
+    fused: dict[str, str] = field(default_factory=dict)
 
     def name(self, leaf: str) -> str | None:
         return self.layer.get(leaf) or _LAYER.get(leaf)
@@ -107,12 +123,11 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(_EXPERTS, turned=True),
     "qwen2": Family(),
     "qwen3": Family(),
-    "qwen2_moe": Family(
-        {
-            **_EXPERTS,
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            **{key: value.replace("shared_experts", "shared_expert") for key, value in _SHARED.items()},
-        }
+    "qwen2_moe": Family(_QWEN2_MOE),
+    "qwen3_next": Family(
+        {**_QWEN2_MOE, **_DELTA, "post_attention_norm": "post_attention_layernorm"},
+        added=1.0,
+        fused=dict.fromkeys(("attn_qkv", "attn_gate"), "linear_attn.in_proj_qkvz"),
     ),
     "qwen3_moe": Family(_EXPERTS),
     "gemma": _GEMMA,
@@ -157,15 +172,13 @@ FAMILIES: dict[str, Family] = {
         },
         turned=True,
         experts="block_sparse_moe.experts",
-        fused="shared_mlp.input_linear",
+        fused=dict.fromkeys((*_HALVES, *(f"{each}_shexp" for each in _HALVES)), "shared_mlp.input_linear"),
     ),
     "glm4_moe": Family({"post_attention_norm": "post_attention_layernorm", **_EXPERTS, **_SHARED, **_CORRECTED}),
 }
 """By transformers' ``model_type``, as `ferrule.model.gguf.gguf_config` tells it."""
 
-NAMELESS = frozenset(
-    {"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias", "mamba.dt_bias"}
-)
+NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias", ".dt_bias"})
 """Bare parameters, whose names end without ``.weight`` or ``.bias``."""
 
 

@@ -12,14 +12,13 @@ from ferrule.engine.weights.formats.format import Weight
 from ferrule.engine.weights.formats.gguf import READ, GgufLatent, format_of
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
 from ferrule.engine.weights.gguf.names import DECAYS, FLAT, IGNORED, NAMELESS, TOP, Family, family_of, split_name
-from ferrule.engine.weights.gguf.rows import IN_PLACE, Alternate, Joined, RowOrder, Turned
+from ferrule.engine.weights.gguf.rows import IN_PLACE, Alternate, ByKeyHead, Joined, RowOrder, Turned
 from ferrule.engine.weights.gguf.weight import Axes, GgufWeight
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
 
 _AXES: dict[int, Axes] = {0: (), 1: (1,), 2: (1, 2), 3: (0, 1, 2)}
 _PAIR = ("gate", "up")
-_FUSED = frozenset(f"ffn_{each}{kind}" for each in _PAIR for kind in ("", "_shexp"))
 
 
 def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: str) -> dict[str, Weight]:
@@ -31,6 +30,7 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
     family = family_of(str(config["model_type"]), file)
     found: dict[str, Weight] = {}
     groups: defaultdict[str, dict[str, Stored]] = defaultdict(dict)
+    fused: defaultdict[str, dict[str, Stored]] = defaultdict(dict)
     for name, tensor in tensors.items():
         if IGNORED.search(name):
             continue
@@ -38,8 +38,8 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
         layer, leaf, suffix = split_name(name)
         if layer and leaf.endswith("_exps"):
             groups[f"{layer}{suffix}"][leaf] = tensor
-        elif layer and family.fused and leaf in _FUSED:
-            groups[f"{layer}fused"][leaf.removesuffix("_shexp")] = tensor
+        elif layer and suffix == "weight" and leaf in family.fused:
+            fused[f"{layer}{family.fused[leaf]}.weight"][leaf.removesuffix("_shexp")] = tensor
         elif layer and leaf in ("attn_k_b", "attn_v_b"):
             groups[f"{layer}latent"][leaf] = tensor
         else:
@@ -48,15 +48,11 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
                 _add(found, _single(key, leaf, suffix, tensor, family, config, file), file)
     for group, parts in groups.items():
         layer, _, kind = group.rpartition(".")
-        match kind:
-            case "latent":
-                made: list[Weight] = [_latent(layer, parts, file)]
-            case "fused":
-                made = [_fused(f"{layer}.{family.fused}.weight", parts, file)]
-            case _:
-                made = [*_experts(layer, kind, parts, family, file)]
+        made = [_latent(layer, parts, file)] if kind == "latent" else _experts(layer, kind, parts, family, file)
         for weight in made:
             _add(found, weight, file)
+    for key, parts in fused.items():
+        _add(found, _fused(key, parts, config, file), file)
     return found
 
 
@@ -101,18 +97,32 @@ def _single(
     rows: RowOrder = IN_PLACE
     if family.turned and leaf in ("attn_q", "attn_k"):
         rows = _turned(tensor, leaf, config, file)
-    less = family.added if leaf.endswith("norm") and suffix == "weight" else 0.0
+    less = family.added if leaf.endswith("norm") and leaf not in FLAT and suffix == "weight" else 0.0
     return make(key, {"weight": tensor}, tensor.shape, rows=rows, less=less, decays=leaf == DECAYS)
 
 
-def _fused(key: str, parts: Mapping[str, Stored], file: str) -> GgufWeight:
-    """The rows of gate, then those of up."""
-    pair = {each: parts[f"ffn_{each}"] for each in _PAIR if f"ffn_{each}" in parts}
-    shapes = {tensor.shape for tensor in pair.values()}
-    if len(pair) != 2 or len(shapes) != 1 or len(next(iter(shapes))) != 2:
-        raise ModelError(f"{file}: {key} lacks gate or up, or these differ in shape; download the model again")
-    ((rows, columns),) = shapes
-    return make(key, pair, (2 * rows, columns), rows=Joined(rows))
+def _fused(key: str, parts: Mapping[str, Stored], config: Mapping[str, Any], file: str) -> GgufWeight:
+    """Of two tensors the one matrix that transformers has: gate and up, or a delta net's projection."""
+    names = ("attn_qkv", "attn_gate") if "attn_qkv" in parts or "attn_gate" in parts else ("ffn_gate", "ffn_up")
+    first, second = (parts.get(name) for name in names)
+    if first is None or second is None or len(first.shape) != 2 or first.shape[1:] != second.shape[1:]:
+        raise ModelError(f"{file}: {key} lacks {' or '.join(names)}, or these do not fit; download the model again")
+    rows = first.shape[0]
+    order: RowOrder = Joined(rows)
+    if names[0] == "attn_qkv":
+        heads, key_width, values, value_width = (
+            int(config[f"linear_{each}"])
+            for each in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
+        )
+        order = ByKeyHead(heads, key_width, values // heads * value_width)
+        fits = rows == 2 * heads * key_width + values * value_width and second.shape[0] == values * value_width
+    else:
+        fits = first.shape == second.shape
+    if not fits:
+        raise ModelError(f"{file}: {key} has {rows} and {second.shape[0]} rows, which is not what its heads have")
+    return make(
+        key, dict(zip(names, (first, second), strict=True)), (rows + second.shape[0], first.shape[1]), rows=order
+    )
 
 
 def _turned(tensor: Stored, leaf: str, config: Mapping[str, Any], file: str) -> Turned:
