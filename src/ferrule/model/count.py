@@ -142,6 +142,7 @@ def _holding(shape: Shape, storage: Format) -> Holding:
         float32_router=shape.family.float32_router,
         float32_steps=shape.family.mixer == "kda",
         float32_vectors=shape.family.attention == "compressed",
+        gated_experts=shape.family.mlp != "plain",
     )
 
 

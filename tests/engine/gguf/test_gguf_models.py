@@ -39,6 +39,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm4_moe": EXPERTS,
     "lfm2_moe": {**EXPERTS, "tie_word_embeddings": True},
     "qwen3_next": {**EXPERTS, "shared_expert_intermediate_size": 64},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 64,
+        "moe_latent_size": 32,
+        "routed_scaling_factor": 2.5,
+    },
     "granitemoehybrid": {
         "shared_intermediate_size": 64,
         "embedding_multiplier": 3.0,
@@ -183,9 +190,15 @@ def test_the_planner_counts_every_family_as_the_engine_reads_it(name: str, tmp_p
     count(name, tmp_path / name)
 
 
-def test_granite_without_experts(tmp_path: Path) -> None:
-    changes = {**CHANGES["granitemoehybrid"], "num_local_experts": 0, "position_embedding_type": None}
-    file, model = write("granitemoehybrid", tmp_path / "m", "Q8_0", **changes)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": None}),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}),
+    ],
+)
+def test_recurrent_families_without_experts(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    file, model = write(name, tmp_path / "m", "Q8_0", **{**CHANGES[name], **changes})
     check(file, model, 1, 2)
     counted_alike(file)
 
@@ -312,6 +325,7 @@ def test_a_number_that_cannot_be_is_refused_before_anything_is_made_of_it(key: s
         ("lfm2", "lfm2.shortconv.l_cache", 5),
         ("lfm2", "lfm2.attention.head_count_kv", 4),
         ("granitemoehybrid", "granitehybrid.ssm.time_step_rank", 3),
+        ("nemotron_h", "nemotron_h_moe.ssm.time_step_rank", 3),
         ("qwen3_next", "qwen3next.ssm.group_count", 3),
         ("qwen3_next", "qwen3next.ssm.state_size", 9),
     ],

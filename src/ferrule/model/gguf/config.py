@@ -7,14 +7,14 @@ from collections.abc import Callable
 from ferrule.model.families.shape import MAX_LAYERS
 from ferrule.model.gguf.files import GgufModel
 from ferrule.model.gguf.metadata import Config, Metadata
-from ferrule.model.gguf.recurrent import granite_hybrid, lfm2, qwen3_next
+from ferrule.model.gguf.recurrent import granite_hybrid, lfm2, nemotron_h, qwen3_next
 from ferrule.model.gguf.rope import rope_parameters
 
 _MODEL_TYPES = {
     "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
     "deepseek2": "deepseek_v3", "gpt-oss": "gpt_oss", "glm4moe": "glm4_moe", "gptneox": "gpt_neox",
     "minimax-m2": "minimax_m2", "seed_oss": "seed_oss", "lfm2moe": "lfm2_moe",
-    "granitehybrid": "granitemoehybrid", "qwen3next": "qwen3_next",
+    "granitehybrid": "granitemoehybrid", "qwen3next": "qwen3_next", "nemotron_h_moe": "nemotron_h",
 }  # fmt: skip
 """llama.cpp's names of architectures -> transformers'; others are the same."""
 
@@ -216,4 +216,6 @@ _REFINE: dict[str, Callable[[Metadata, Config], None]] = {
     "lfm2moe": lfm2,
     "granitehybrid": granite_hybrid,
     "qwen3next": qwen3_next,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ferrule.errors import ModelError
 from ferrule.model.gguf.metadata import Config, Metadata
 
 
@@ -75,6 +76,59 @@ def qwen3_next(meta: Metadata, config: Config) -> None:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+_PARTS = {
+    "ssm_in": "linear_attention",
+    "attn_q": "full_attention",
+    "ffn_gate_inp": "moe",
+    "ffn_up": "mlp",
+}
+"""Of Nemotron-H, whose layers have one each: a tensor that tells which."""
+
+
+def nemotron_h(meta: Metadata, config: Config) -> None:
+    """The layers behind the decoder's, which predict several tokens, are left out."""
+    config["num_hidden_layers"] -= meta.one("nextn_predict_layers") or 0
+    kinds = [_part(meta, index) for index in range(config["num_hidden_layers"])]
+    inner, heads = _size(meta, "ssm.inner_size"), _size(meta, "ssm.time_step_rank")
+    _divides(meta, "ssm.time_step_rank", heads, inner)
+    names = ("ssm_conv1d", "ssm_in", "attn_q", "ffn_up")
+    biased = [any(name.endswith(f".{each}.bias") for name in meta.tensors) for each in names]
+    config |= dict(zip(("use_conv_bias", "use_bias", "attention_bias", "mlp_bias"), biased, strict=True))
+    config |= {
+        "layers_block_type": kinds,
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": _size(meta, "ssm.group_count"),
+        "ssm_state_size": _size(meta, "ssm.state_size"),
+        "conv_kernel": _size(meta, "ssm.conv_kernel"),
+        "layer_norm_epsilon": config.pop("rms_norm_eps", 1e-5),
+    }
+    told = meta.integer("feed_forward_length")
+    widths = {told[index] for index, kind in enumerate(kinds) if kind == "mlp"} if isinstance(told, list) else {told}
+    if len(widths) > 1:
+        raise meta.error(f"{meta.architecture}.feed_forward_length", "differs between dense layers")
+    config["intermediate_size"] = next(iter(widths), None) or config["hidden_size"]
+    if "moe" in kinds:
+        config |= {
+            "n_routed_experts": meta.one("expert_count"),
+            "num_experts_per_tok": meta.one("expert_used_count"),
+            "moe_intermediate_size": meta.one("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": config.pop("shared_expert_intermediate_size", None),
+            "moe_latent_size": meta.one("moe_latent_size"),
+            "norm_topk_prob": bool(meta.flag("expert_weights_norm")),
+        }
+        config.setdefault("n_group", 1)
+        config.setdefault("topk_group", 1)
+    config.pop("num_experts", None)
+
+
+def _part(meta: Metadata, index: int) -> str:
+    found = next((kind for leaf, kind in _PARTS.items() if f"blk.{index}.{leaf}.weight" in meta.tensors), None)
+    if found is None:
+        raise ModelError(f"{meta.model.file} lacks the tensors of layer {index}; download the model again")
+    return found
 
 
 def _by_heads(meta: Metadata, config: Config, recurrent: str) -> list[str]:

@@ -98,7 +98,7 @@ class Family:
     of rows. ``added``: what norms are stored with added to them. ``transposed``: transformers has the experts' inputs
     before their outputs, and gate and up alternate. ``top``: names beside `TOP`'s. ``experts``: where a layer's are.
     ``convolved``: stored without the dimension of a depthwise convolution's one input. ``fused``: names within a layer
-    of pairs that are one matrix here."""
+    of pairs that are one matrix here. ``gated``: experts have gates."""
 
     layer: dict[str, str] = field(default_factory=dict)
     turned: bool = False
@@ -108,6 +108,7 @@ class Family:
     experts: str = "mlp.experts"
     convolved: frozenset[str] = frozenset({"ssm_conv1d"})
     fused: dict[str, str] = field(default_factory=dict)
+    gated: bool = True
 
     def name(self, leaf: str) -> str | None:
         return self.layer.get(leaf) or _LAYER.get(leaf)
@@ -174,11 +175,29 @@ FAMILIES: dict[str, Family] = {
         experts="block_sparse_moe.experts",
         fused=dict.fromkeys((*_HALVES, *(f"{each}_shexp" for each in _HALVES)), "shared_mlp.input_linear"),
     ),
+    "nemotron_h": Family(
+        {
+            **{leaf: name.replace("mamba.", "mixer.") for leaf, name in _MAMBA.items()},
+            **{f"attn_{each}": f"mixer.{each}_proj" for each in ("q", "k", "v")},
+            "attn_norm": "norm",
+            "attn_output": "mixer.o_proj",
+            **{f"ffn_{each}": f"mixer.{each}_proj" for each in ("up", "down")},
+            **{f"ffn_{each}_shexp": f"mixer.shared_experts.{each}_proj" for each in ("up", "down")},
+            "ffn_gate_inp": "mixer.gate",
+            "exp_probs_b": "mixer.gate.e_score_correction_bias",
+            "ffn_latent_down": "mixer.fc1_latent_proj",
+            "ffn_latent_up": "mixer.fc2_latent_proj",
+        },
+        turned=True,
+        top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+        experts="mixer.experts",
+        gated=False,
+    ),
     "glm4_moe": Family({"post_attention_norm": "post_attention_layernorm", **_EXPERTS, **_SHARED, **_CORRECTED}),
 }
 """By transformers' ``model_type``, as `ferrule.model.gguf.gguf_config` tells it."""
 
-NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias", ".dt_bias"})
+NAMELESS = frozenset({"self_attn.sinks", "gate.e_score_correction_bias", "feed_forward.expert_bias", ".dt_bias"})
 """Bare parameters, whose names end without ``.weight`` or ``.bias``."""
 
 

@@ -145,6 +145,8 @@ def _experts(layer: str, kind: str, parts: Mapping[str, Stored], family: Family,
             if both and family.transposed:
                 raise ModelError(f"{file}: {tensor.name} is not known of this family; download the model again")
             found.append(_stack(name % ("gate_up" if both else "down"), {"weight": tensor}, IN_PLACE, family))
+    if not family.gated and "ffn_up_exps" in parts:
+        return [*found, _stack(name % "up", {"weight": parts["ffn_up_exps"]}, IN_PLACE, family)]
     pair = {each: parts[f"ffn_{each}_exps"] for each in _PAIR if f"ffn_{each}_exps" in parts}
     if not pair:
         return found
