@@ -22,6 +22,9 @@ def lfm2(meta: Metadata, config: Config) -> None:
 
 def granite_hybrid(meta: Metadata, config: Config) -> None:
     """Without rotary embeddings where the file says that they were not trained (llama.cpp's switch)."""
+    width = config.get("head_dim")
+    if not isinstance(width, int) or width < 1:
+        raise meta.error(f"{meta.architecture}.attention.head_count", "leaves heads without a width")
     inner, heads, hidden = (_size(meta, each) for each in ("ssm.inner_size", "ssm.time_step_rank", "embedding_length"))
     if inner % hidden:
         raise meta.error(f"{meta.architecture}.ssm.inner_size", f"is no multiple of the hidden size {hidden}")
@@ -41,7 +44,7 @@ def granite_hybrid(meta: Metadata, config: Config) -> None:
         "embedding_multiplier": meta.number("embedding_scale") or 1.0,
         "residual_multiplier": meta.number("residual_scale") or 1.0,
         "logits_scaling": meta.number("logit_scale") or 1.0,
-        "attention_multiplier": meta.number("attention.scale") or config["head_dim"] ** -0.5,
+        "attention_multiplier": meta.number("attention.scale") or width**-0.5,
         "num_local_experts": config.pop("num_experts", 0),
         "shared_intermediate_size": config.pop("shared_expert_intermediate_size", config.get("intermediate_size")),
     }
@@ -49,7 +52,7 @@ def granite_hybrid(meta: Metadata, config: Config) -> None:
 
 
 def qwen3_next(meta: Metadata, config: Config) -> None:
-    """The layers behind the decoder's, which predict several tokens, are left out."""
+    """Sizes of its gated delta nets, by llama.cpp's names of them (``qwen3next.cpp``)."""
     layers = config["num_hidden_layers"]
     told = meta.model.values.get(f"{meta.architecture}.attention.recurrent_layers")
     if isinstance(told, list) and len(told) == layers:
@@ -57,15 +60,14 @@ def qwen3_next(meta: Metadata, config: Config) -> None:
     else:
         every = meta.one("full_attention_interval") or 4  # llama.cpp's default
         recurrent = [(index + 1) % every != 0 for index in range(layers)]
-    layers -= meta.one("nextn_predict_layers") or 0
-    if layers < 1:
-        raise meta.error(f"{meta.architecture}.nextn_predict_layers", "leaves no layer")
+    _leave_out(meta, config)
     keys, heads, inner = (_size(meta, f"ssm.{each}") for each in ("group_count", "time_step_rank", "inner_size"))
     _divides(meta, "ssm.time_step_rank", heads, inner)
     _divides(meta, "ssm.group_count", keys, heads)
     config |= {
-        "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent[:layers]],
+        "layer_types": [
+            "linear_attention" if each else "full_attention" for each in recurrent[: config["num_hidden_layers"]]
+        ],
         "linear_conv_kernel_dim": _size(meta, "ssm.conv_kernel"),
         "linear_key_head_dim": _size(meta, "ssm.state_size"),
         "linear_num_key_heads": keys,
@@ -88,8 +90,8 @@ _PARTS = {
 
 
 def nemotron_h(meta: Metadata, config: Config) -> None:
-    """The layers behind the decoder's, which predict several tokens, are left out."""
-    config["num_hidden_layers"] -= meta.one("nextn_predict_layers") or 0
+    """Layers have one part each; weights of experts are by the sigmoid, as llama.cpp's ``nemotron-h.cpp`` has it."""
+    _leave_out(meta, config)
     kinds = [_part(meta, index) for index in range(config["num_hidden_layers"])]
     inner, heads = _size(meta, "ssm.inner_size"), _size(meta, "ssm.time_step_rank")
     _divides(meta, "ssm.time_step_rank", heads, inner)
@@ -106,10 +108,11 @@ def nemotron_h(meta: Metadata, config: Config) -> None:
         "layer_norm_epsilon": config.pop("rms_norm_eps", 1e-5),
     }
     told = meta.integer("feed_forward_length")
-    widths = {told[index] for index, kind in enumerate(kinds) if kind == "mlp"} if isinstance(told, list) else {told}
+    each_layer = told if isinstance(told, list) else [told] * len(kinds)
+    widths = {width for width, kind in zip(each_layer, kinds, strict=False) if kind == "mlp"}
     if len(widths) > 1:
         raise meta.error(f"{meta.architecture}.feed_forward_length", "differs between dense layers")
-    config["intermediate_size"] = next(iter(widths), None) or config["hidden_size"]
+    config["intermediate_size"] = next(iter(widths), None) or config.get("hidden_size")
     if "moe" in kinds:
         config |= {
             "n_routed_experts": meta.one("expert_count"),
@@ -129,6 +132,13 @@ def _part(meta: Metadata, index: int) -> str:
     if found is None:
         raise ModelError(f"{meta.model.file} lacks the tensors of layer {index}; download the model again")
     return found
+
+
+def _leave_out(meta: Metadata, config: Config) -> None:
+    """The layers behind the decoder's, which predict several tokens."""
+    config["num_hidden_layers"] -= meta.one("nextn_predict_layers") or 0
+    if config["num_hidden_layers"] < 1:
+        raise meta.error(f"{meta.architecture}.nextn_predict_layers", "leaves no layer")
 
 
 def _by_heads(meta: Metadata, config: Config, recurrent: str) -> list[str]:

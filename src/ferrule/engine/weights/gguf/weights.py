@@ -163,6 +163,8 @@ def _experts(layer: str, kind: str, parts: Mapping[str, Stored], family: Family,
 def _stack(key: str, parts: Mapping[str, Stored], order: RowOrder, family: Family) -> GgufWeight:
     """Experts' matrices (experts, outputs, inputs), or their biases (experts, outputs)."""
     shape = next(iter(parts.values())).shape
+    if len(shape) not in (2, 3):
+        raise ModelError(f"{key} has the shape {list(shape)}, which is no stack of experts'; download the model again")
     count, rows = shape[0], shape[1] * len(parts)
     if len(shape) == 2:
         views = {role: replace(part, shape=(*shape, 1)) for role, part in parts.items()}
