@@ -66,6 +66,8 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         if shape.family.mixer is not None:
             leaf = named_by_part(leaf, attention=layer.attention is not None, mixer=layer.mixer is not None)
         role = role_of(leaf, cuts)
+        if role is not None and role.kind == "shared" and layer.experts is None and shape.known:
+            role = replace(role, kind="dense")  # Granite's, which is alone then
         if role is not None:
             _add(layers[index], tensor, role, layer.attention, cuts, holding)
     empty = next((index for index, weights in enumerate(layers) if not weights), None)
@@ -140,6 +142,7 @@ def _holding(shape: Shape, storage: Format) -> Holding:
         float32_router=shape.family.float32_router,
         float32_steps=shape.family.mixer == "kda",
         float32_vectors=shape.family.attention == "compressed",
+        gated_experts=shape.family.mlp != "plain",
     )
 
 

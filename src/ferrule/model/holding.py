@@ -50,7 +50,8 @@ class Tensors:
 class Holding:
     """Way in which the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
     ``whole_experts``: are given out. ``inputs_first`` and ``float32_router``: as of `Family`. ``float32_steps``: the
-    biases of a recurrence's steps are held so; ``float32_vectors``: all vectors are, and some matrices."""
+    biases of a recurrence's steps are held so; ``float32_vectors``: all vectors are, and some matrices.
+    ``gated_experts``: gate and up are one matrix."""
 
     program: bool
     number_bytes: int
@@ -59,6 +60,7 @@ class Holding:
     float32_router: Literal["bias", "all"] | None = None
     float32_steps: bool = False
     float32_vectors: bool = False
+    gated_experts: bool = True
 
     def pieces(
         self, name: str, told: Tensors, kind: Kind | Place, *, cut: bool, attention: AttentionSpec | None = None
@@ -90,7 +92,7 @@ class Holding:
         if self.inputs_first and _STACK.search(name):
             rows, columns = columns, rows
         how: Cut = "columns" if _COLUMNS.search(name) and kind != "mixer" else "rows"
-        joined = 2 if kind == "routed" and _HALF.search(name) else 1
+        joined = 2 if kind == "routed" and self.gated_experts and _HALF.search(name) else 1
         if kind == "routed" and self.whole_experts:
             how = "copies"
         one = Matrices(rows * joined, columns, _by_row(told.packing, columns), self.number_bytes, how if cut else None)

@@ -41,8 +41,8 @@ _LATENTS_OUT = re.compile(r"\.(?:kv_b_proj|attn_kv_b|attn_k_b|attn_v_b)\.")
 _SINKS = re.compile(r"sinks?\b|sink_bias")
 _ROW_BIAS = re.compile(r"(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|attn_output|ffn_down)\.bias$")
 _MLP = re.compile(r"(?:^|\.)(?:mlp|feed_forward|ffn|block_sparse_moe)\.|^ffn_")
-_MIXER = re.compile(r"^(?:linear_attn|mamba|conv|shortconv)\.")
-_PROJECTION = re.compile(r"\.(?:in_proj\w*|out_proj)\.")
+_MIXER = re.compile(r"^(?:linear_attn|mamba|conv|shortconv)\.|^ssm_")
+_PROJECTION = re.compile(r"\.(?:in_proj\w*|out_proj)\.|^ssm_(?:in|ba|out)\.")
 _PART = re.compile(r"^(?:mixer|self_attn)\.")
 
 

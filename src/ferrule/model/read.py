@@ -37,6 +37,10 @@ from ferrule.model.quantization import format_of
 from ferrule.model.spec import ModelSpec
 from ferrule.model.storage import PLAIN, Format, named_format
 
+_HALVES = {f"ffn_gate{each}": (f"ffn_up{each}", f"ffn_up{each}") for each in ("", "_shexp")}
+_QKVZ = {"attn_qkv": ("attn_gate", "ssm_in")}
+"""Pairs of a GGUF file's tensors that families have in one matrix: first -> second, and the name of both."""
+
 
 def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None) -> ModelSpec:
     """Model spec of ``model``: a directory (weights are not needed beside ``config.json``), a
@@ -152,9 +156,43 @@ def _gguf(file: Path, weights: str | None) -> ModelSpec:
     config = gguf_config(model)
     if weights:
         return _configured(model.name, config, str(file), weights)
-    tensors = [Counts(each.name, math.prod(each.shape), each.bytes, _gguf_held(each)) for each in model.tensors]
     shape = read_shape(config, str(file))
-    return count(model.name, shape, tensors, "headers", Format(gguf_text(model), plain=PLAIN[config["dtype"]]))
+    return count(
+        model.name,
+        shape,
+        _gguf_counts(model.tensors, shape),
+        "headers",
+        Format(gguf_text(model), plain=PLAIN[config["dtype"]]),
+    )
+
+
+def _gguf_counts(tensors: Iterable[Stored], shape: Shape) -> list[Counts]:
+    """Tensors as the engine holds them: pairs that it has in one matrix are one, by the name of that."""
+    family = shape.family
+    pairs = _HALVES if family.mlp == "packed" else _QKVZ if shape.model_type == "qwen3_next" else {}
+    found = {each.name: Counts(each.name, math.prod(each.shape), each.bytes, _gguf_held(each)) for each in tensors}
+    for name in list(found):
+        stem, _, leaf = name.removesuffix(".weight").rpartition(".")
+        if leaf not in pairs:
+            continue
+        other, whole = pairs[leaf]
+        second = found.get(f"{stem}.{other}.weight")
+        if second is None:
+            continue
+        first = found.pop(name)
+        del found[second.name]
+        found[f"{stem}.{whole}.weight"] = _together(f"{stem}.{whole}.weight", first, second)
+    return list(found.values())
+
+
+def _together(name: str, first: Counts, second: Counts) -> Counts:
+    """The rows of both in one matrix; plain numbers where they are packed in different ways."""
+    held = None
+    if first.held is not None and second.held is not None:
+        rows, *columns = first.held.shape
+        packing = first.held.packing if first.held.packing == second.held.packing else None
+        held = Tensors((rows + second.held.shape[0], *columns), packing)
+    return Counts(name, first.parameters + second.parameters, first.bytes + second.bytes, held)
 
 
 def _gguf_held(tensor: Stored) -> Tensors | None:

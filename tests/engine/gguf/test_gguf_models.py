@@ -38,6 +38,21 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"v_head_dim": 8, **EXPERTS},
     "glm4_moe": EXPERTS,
     "lfm2_moe": {**EXPERTS, "tie_word_embeddings": True},
+    "qwen3_next": {**EXPERTS, "shared_expert_intermediate_size": 64},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 64,
+        "moe_latent_size": 32,
+        "routed_scaling_factor": 2.5,
+    },
+    "granitemoehybrid": {
+        "shared_intermediate_size": 64,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 2.0,
+    },
 }
 """Changes that leave out what no GGUF file can say of them; halves of all matrices divide into blocks of 32."""
 WIDE = {"intermediate_size": 128}
@@ -151,6 +166,10 @@ def test_scaled_rotary_embeddings_are_told_by_the_file(name: str, rope: dict[str
 
 def count(name: str, directory: Path) -> None:
     file, _ = write(name, directory, "Q8_0", **CHANGES.get(name, {}))
+    counted_alike(file)
+
+
+def counted_alike(file: Path) -> None:
     planned, engine = read_model(str(file)), describe(file, read_config(file))
     assert planned.decoder == engine.decoder, "the engine and the planner count differently"
     assert (planned.name, planned.stored, planned.tied) == (engine.name, engine.stored, engine.tied)
@@ -169,6 +188,19 @@ def test_the_planner_counts_what_the_engine_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama"])
 def test_the_planner_counts_every_family_as_the_engine_reads_it(name: str, tmp_path: Path) -> None:
     count(name, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": None}),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}),
+    ],
+)
+def test_recurrent_families_without_experts(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    file, model = write(name, tmp_path / "m", "Q8_0", **{**CHANGES[name], **changes})
+    check(file, model, 1, 2)
+    counted_alike(file)
 
 
 def test_a_directory_and_a_split_file_are_the_same_model(tmp_path: Path) -> None:
@@ -292,6 +324,13 @@ def test_a_number_that_cannot_be_is_refused_before_anything_is_made_of_it(key: s
         ("lfm2", "lfm2.shortconv.l_cache", 0),
         ("lfm2", "lfm2.shortconv.l_cache", 5),
         ("lfm2", "lfm2.attention.head_count_kv", 4),
+        ("granitemoehybrid", "granitehybrid.ssm.time_step_rank", 3),
+        ("granitemoehybrid", "granitehybrid.ssm.group_count", 3),
+        ("granitemoehybrid", "granitehybrid.attention.head_count", 0),
+        ("nemotron_h", "nemotron_h_moe.ssm.time_step_rank", 3),
+        ("nemotron_h", "nemotron_h_moe.block_count", 5),
+        ("qwen3_next", "qwen3next.ssm.group_count", 3),
+        ("qwen3_next", "qwen3next.ssm.state_size", 9),
     ],
 )
 def test_numbers_of_recurrent_layers_that_cannot_be_are_refused(

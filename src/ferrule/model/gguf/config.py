@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ferrule.model.families.shape import MAX_LAYERS
 from ferrule.model.gguf.files import GgufModel
-from ferrule.model.gguf.metadata import Metadata
+from ferrule.model.gguf.metadata import Config, Metadata
+from ferrule.model.gguf.recurrent import granite_hybrid, lfm2, nemotron_h, qwen3_next
 from ferrule.model.gguf.rope import rope_parameters
 
 _MODEL_TYPES = {
     "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
     "deepseek2": "deepseek_v3", "gpt-oss": "gpt_oss", "glm4moe": "glm4_moe", "gptneox": "gpt_neox",
     "minimax-m2": "minimax_m2", "seed_oss": "seed_oss", "lfm2moe": "lfm2_moe",
+    "granitehybrid": "granitemoehybrid", "qwen3next": "qwen3_next", "nemotron_h_moe": "nemotron_h",
 }  # fmt: skip
 """llama.cpp's names of architectures -> transformers'; others are the same."""
 
@@ -46,8 +47,6 @@ _NUMBERS = {
 }
 _SIGMOID = 2
 """``expert_gating_func`` of DeepSeek-V3 and its kin."""
-
-Config = dict[str, Any]
 
 
 def gguf_config(model: GgufModel) -> Config:
@@ -192,28 +191,6 @@ def _starcoder2(meta: Metadata, config: Config) -> None:
     config["use_bias"] = "blk.0.attn_q.bias" in meta.tensors
 
 
-def _lfm2(meta: Metadata, config: Config) -> None:
-    """Layers without heads of keys are convolutions (llama.cpp's ``llama-model.cpp``). Its experts' weights always add
-    up to 1, and are scaled by nothing."""
-    layers = config["num_hidden_layers"]
-    told = meta.integer("attention.head_count_kv")
-    heads = told if isinstance(told, list) else [told] * layers
-    if len(heads) != layers:
-        raise meta.error(f"{meta.architecture}.attention.head_count_kv", f"does not tell {layers} layers one by one")
-    config["layer_types"] = ["full_attention" if each else "conv" for each in heads]
-    config["conv_L_cache"] = meta.one("shortconv.l_cache")
-    if not config["conv_L_cache"]:
-        raise meta.error(f"{meta.architecture}.shortconv.l_cache", "is no number of taps")
-    config["conv_bias"] = any(name.endswith(".shortconv.conv.bias") for name in meta.tensors)
-    config["norm_eps"] = config.pop("rms_norm_eps", 1e-5)
-    config["block_auto_adjust_ff_dim"] = False  # the length in the file is the adjusted one
-    if config.get("num_experts"):
-        config["num_dense_layers"] = config.pop("first_k_dense_replace", 0)
-        config["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in meta.tensors)
-        config["norm_topk_prob"] = True
-        config.pop("routed_scaling_factor", None)
-
-
 def _phi3(meta: Metadata, config: Config) -> None:
     config["original_max_position_embeddings"] = meta.one("rope.scaling.original_context_length") or config.get(
         "max_position_embeddings"
@@ -235,6 +212,10 @@ _REFINE: dict[str, Callable[[Metadata, Config], None]] = {
     "glm4moe": _glm4_moe,
     "starcoder2": _starcoder2,
     "phi3": _phi3,
-    "lfm2": _lfm2,
-    "lfm2moe": _lfm2,
+    "lfm2": lfm2,
+    "lfm2moe": lfm2,
+    "granitehybrid": granite_hybrid,
+    "qwen3next": qwen3_next,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h,
 }

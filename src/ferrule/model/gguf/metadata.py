@@ -11,6 +11,8 @@ from ferrule.errors import ModelError
 from ferrule.model.families.fields import MOST
 from ferrule.model.gguf.files import GgufModel
 
+Config = dict[str, Any]
+"""What ``config.json`` would hold."""
 _MOST_FACTORS = 1 << 12
 """Numbers of a table of rotary factors: one for each pair of a head's numbers."""
 

@@ -19,6 +19,7 @@ from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.gguf.weight import GgufWeight, blocks_of, each_row, read_rows
 from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, steps
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.errors import ModelError
 from ferrule.model import Range
 from ferrule.model.headers import Stored
 from ferrule.model.packing import GroupLayout
@@ -141,6 +142,10 @@ class GgufNumbers:
             found[slice(None) if chosen is None else chosen] = of_part
         if weight.less:
             found -= np.float32(weight.less)
+        if weight.decays:
+            if not (found < 0).all():
+                raise ModelError(f"{weight.key} has a decay that is not below 0; download the model again")
+            found = np.log(-found)
         return found
 
     def pack(

@@ -37,6 +37,11 @@ _LAYER = {
 
 _EXPERTS = {"ffn_gate_inp": "mlp.gate"}
 _SHARED = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
+_QWEN2_MOE = {
+    **_EXPERTS,
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{key: value.replace("shared_experts", "shared_expert") for key, value in _SHARED.items()},
+}
 _CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 _SHORT_CONVOLUTIONS = {
     "attn_norm": "operator_norm",
@@ -50,6 +55,25 @@ _SHORT_CONVOLUTIONS = {
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
+}
+_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+_HALVES = ("ffn_gate", "ffn_up")
+_DELTA = {
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
 _EMBEDDING_NORM = dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
 """Of LFM2, whose last norm goes by either name."""
@@ -73,7 +97,8 @@ class Family:
     """``layer``: names within a layer beside `_LAYER`'s. ``turned``: queries and keys are stored in llama.cpp's order
     of rows. ``added``: what norms are stored with added to them. ``transposed``: transformers has the experts' inputs
     before their outputs, and gate and up alternate. ``top``: names beside `TOP`'s. ``experts``: where a layer's are.
-    ``convolved``: stored without the dimension of a depthwise convolution's one input."""
+    ``convolved``: stored without the dimension of a depthwise convolution's one input. ``fused``: names within a layer
+    of pairs that are one matrix here. ``gated``: experts have gates."""
 
     layer: dict[str, str] = field(default_factory=dict)
     turned: bool = False
@@ -81,7 +106,9 @@ class Family:
     transposed: bool = False
     top: dict[str, str] = field(default_factory=dict)
     experts: str = "mlp.experts"
-    convolved: frozenset[str] = frozenset()
+    convolved: frozenset[str] = frozenset({"ssm_conv1d"})
+    fused: dict[str, str] = field(default_factory=dict)
+    gated: bool = True
 
     def name(self, leaf: str) -> str | None:
         return self.layer.get(leaf) or _LAYER.get(leaf)
@@ -97,12 +124,11 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(_EXPERTS, turned=True),
     "qwen2": Family(),
     "qwen3": Family(),
-    "qwen2_moe": Family(
-        {
-            **_EXPERTS,
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            **{key: value.replace("shared_experts", "shared_expert") for key, value in _SHARED.items()},
-        }
+    "qwen2_moe": Family(_QWEN2_MOE),
+    "qwen3_next": Family(
+        {**_QWEN2_MOE, **_DELTA, "post_attention_norm": "post_attention_layernorm"},
+        added=1.0,
+        fused=dict.fromkeys(("attn_qkv", "attn_gate"), "linear_attn.in_proj_qkvz"),
     ),
     "qwen3_moe": Family(_EXPERTS),
     "gemma": _GEMMA,
@@ -139,11 +165,39 @@ FAMILIES: dict[str, Family] = {
         },
         experts="feed_forward.experts",
     ),
+    "granitemoehybrid": Family(
+        {
+            **_MAMBA,
+            "ffn_gate_inp": "block_sparse_moe.router",
+            **dict.fromkeys(("ffn_down", "ffn_down_shexp"), "shared_mlp.output_linear"),
+        },
+        turned=True,
+        experts="block_sparse_moe.experts",
+        fused=dict.fromkeys((*_HALVES, *(f"{each}_shexp" for each in _HALVES)), "shared_mlp.input_linear"),
+    ),
+    "nemotron_h": Family(
+        {
+            **{leaf: name.replace("mamba.", "mixer.") for leaf, name in _MAMBA.items()},
+            **{f"attn_{each}": f"mixer.{each}_proj" for each in ("q", "k", "v")},
+            "attn_norm": "norm",
+            "attn_output": "mixer.o_proj",
+            **{f"ffn_{each}": f"mixer.{each}_proj" for each in ("up", "down")},
+            **{f"ffn_{each}_shexp": f"mixer.shared_experts.{each}_proj" for each in ("up", "down")},
+            "ffn_gate_inp": "mixer.gate",
+            "exp_probs_b": "mixer.gate.e_score_correction_bias",
+            "ffn_latent_down": "mixer.fc1_latent_proj",
+            "ffn_latent_up": "mixer.fc2_latent_proj",
+        },
+        turned=True,
+        top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+        experts="mixer.experts",
+        gated=False,
+    ),
     "glm4_moe": Family({"post_attention_norm": "post_attention_layernorm", **_EXPERTS, **_SHARED, **_CORRECTED}),
 }
 """By transformers' ``model_type``, as `ferrule.model.gguf.gguf_config` tells it."""
 
-NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias", "feed_forward.expert_bias"})
+NAMELESS = frozenset({"self_attn.sinks", "gate.e_score_correction_bias", "feed_forward.expert_bias", ".dt_bias"})
 """Bare parameters, whose names end without ``.weight`` or ``.bias``."""
 
 
@@ -156,6 +210,12 @@ def family_of(model_type: str, file: str) -> Family:
             f"its safetensors. These are run: {', '.join(FAMILIES)}"
         )
     return found
+
+
+FLAT = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
+"""Vectors that are stored with two dimensions."""
+DECAYS = "ssm_a"
+"""Stored as -exp of what transformers has (llama.cpp's conversion of Mamba-2)."""
 
 
 def split_name(name: str) -> tuple[str, str, str]:

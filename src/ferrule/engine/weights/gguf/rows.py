@@ -58,6 +58,26 @@ class Alternate:
         return part, row
 
 
+@dataclass(frozen=True)
+class ByKeyHead:
+    """`RowOrder` of a gated delta net's one projection (Qwen3-Next): for each of ``heads`` of keys its queries and
+    keys, of ``key`` rows each, then values and gates, of ``value`` rows each. The first part has all queries, all keys
+    and all values, the second all gates."""
+
+    heads: int
+    key: int
+    value: int
+
+    def places(self, rows: Indices) -> tuple[Indices, Indices]:
+        sizes = np.array([self.key, self.key, self.value, self.value], np.int64)
+        ends = np.cumsum(sizes)
+        head, within = np.divmod(rows, ends[-1])
+        kind = np.searchsorted(ends, within, side="right")
+        before = np.array([0, self.heads * self.key, 2 * self.heads * self.key, 0], np.int64)
+        part = (kind == 3).astype(np.int64)
+        return part, before[kind] + head * sizes[kind] + within - (ends - sizes)[kind]
+
+
 IN_PLACE = InPlace()
 
 

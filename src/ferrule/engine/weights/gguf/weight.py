@@ -27,12 +27,13 @@ Spans = tuple[tuple[Range, ...], tuple[Range, ...], tuple[Range, ...]]
 @dataclass(frozen=True)
 class GgufWeight(Weight):
     """``stored``: (stack, rows, columns) of the whole; ``axes``: see `Axes`. ``less``: taken off each number (Gemma's
-    norms are stored with one added)."""
+    norms are stored with one added). ``decays``: stored as -exp of each number."""
 
     stored: tuple[int, int, int] = (1, 1, 1)
     axes: Axes = (1, 2)
     rows: RowOrder = IN_PLACE
     less: float = 0.0
+    decays: bool = False
 
     @property
     def is_matrix(self) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from ferrule.engine.weights.formats.format import Weight
 from ferrule.engine.weights.formats.gguf import READ, GgufLatent, format_of
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
-from ferrule.engine.weights.gguf.names import IGNORED, NAMELESS, TOP, Family, family_of, split_name
-from ferrule.engine.weights.gguf.rows import IN_PLACE, Alternate, Joined, RowOrder, Turned
+from ferrule.engine.weights.gguf.names import DECAYS, FLAT, IGNORED, NAMELESS, TOP, Family, family_of, split_name
+from ferrule.engine.weights.gguf.rows import IN_PLACE, Alternate, ByKeyHead, Joined, RowOrder, Turned
 from ferrule.engine.weights.gguf.weight import Axes, GgufWeight
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
@@ -30,6 +30,7 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
     family = family_of(str(config["model_type"]), file)
     found: dict[str, Weight] = {}
     groups: defaultdict[str, dict[str, Stored]] = defaultdict(dict)
+    fused: defaultdict[str, dict[str, Stored]] = defaultdict(dict)
     for name, tensor in tensors.items():
         if IGNORED.search(name):
             continue
@@ -37,6 +38,8 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
         layer, leaf, suffix = split_name(name)
         if layer and leaf.endswith("_exps"):
             groups[f"{layer}{suffix}"][leaf] = tensor
+        elif layer and suffix == "weight" and leaf in family.fused:
+            fused[f"{layer}{family.fused[leaf]}.weight"][leaf.removesuffix("_shexp")] = tensor
         elif layer and leaf in ("attn_k_b", "attn_v_b"):
             groups[f"{layer}latent"][leaf] = tensor
         else:
@@ -48,6 +51,8 @@ def weights_of(tensors: Mapping[str, Stored], config: Mapping[str, Any], file: s
         made = [_latent(layer, parts, file)] if kind == "latent" else _experts(layer, kind, parts, family, file)
         for weight in made:
             _add(found, weight, file)
+    for key, parts in fused.items():
+        _add(found, _fused(key, parts, config, file), file)
     return found
 
 
@@ -85,11 +90,39 @@ def _single(
             )
         channels, taps = tensor.shape
         return make(key, {"weight": tensor}, (channels, 1, taps), axes=(1, 0, 2))
+    if leaf in FLAT:
+        if tensor.dtype in BLOCK_TYPES:
+            raise ModelError(f"{file}: {tensor.name} is of {tensor.dtype}, as no vector is; download the model again")
+        tensor = replace(tensor, shape=(math.prod(tensor.shape),))
     rows: RowOrder = IN_PLACE
     if family.turned and leaf in ("attn_q", "attn_k"):
         rows = _turned(tensor, leaf, config, file)
-    less = family.added if leaf.endswith("norm") and suffix == "weight" else 0.0
-    return make(key, {"weight": tensor}, tensor.shape, rows=rows, less=less)
+    less = family.added if leaf.endswith("norm") and leaf not in FLAT and suffix == "weight" else 0.0
+    return make(key, {"weight": tensor}, tensor.shape, rows=rows, less=less, decays=leaf == DECAYS)
+
+
+def _fused(key: str, parts: Mapping[str, Stored], config: Mapping[str, Any], file: str) -> GgufWeight:
+    """Of two tensors the one matrix that transformers has: gate and up, or a delta net's projection."""
+    names = ("attn_qkv", "attn_gate") if "attn_qkv" in parts or "attn_gate" in parts else ("ffn_gate", "ffn_up")
+    first, second = (parts.get(name) for name in names)
+    if first is None or second is None or len(first.shape) != 2 or first.shape[1:] != second.shape[1:]:
+        raise ModelError(f"{file}: {key} lacks {' or '.join(names)}, or these do not fit; download the model again")
+    rows = first.shape[0]
+    order: RowOrder = Joined(rows)
+    if names[0] == "attn_qkv":
+        heads, key_width, values, value_width = (
+            int(config[f"linear_{each}"])
+            for each in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
+        )
+        order = ByKeyHead(heads, key_width, values // heads * value_width)
+        fits = rows == 2 * heads * key_width + values * value_width and second.shape[0] == values * value_width
+    else:
+        fits = first.shape == second.shape
+    if not fits:
+        raise ModelError(f"{file}: {key} has {rows} and {second.shape[0]} rows, which is not what its heads have")
+    return make(
+        key, dict(zip(names, (first, second), strict=True)), (rows + second.shape[0], first.shape[1]), rows=order
+    )
 
 
 def _turned(tensor: Stored, leaf: str, config: Mapping[str, Any], file: str) -> Turned:
@@ -112,6 +145,8 @@ def _experts(layer: str, kind: str, parts: Mapping[str, Stored], family: Family,
             if both and family.transposed:
                 raise ModelError(f"{file}: {tensor.name} is not known of this family; download the model again")
             found.append(_stack(name % ("gate_up" if both else "down"), {"weight": tensor}, IN_PLACE, family))
+    if not family.gated and "ffn_up_exps" in parts:
+        return [*found, _stack(name % "up", {"weight": parts["ffn_up_exps"]}, IN_PLACE, family)]
     pair = {each: parts[f"ffn_{each}_exps"] for each in _PAIR if f"ffn_{each}_exps" in parts}
     if not pair:
         return found
@@ -128,6 +163,8 @@ def _experts(layer: str, kind: str, parts: Mapping[str, Stored], family: Family,
 def _stack(key: str, parts: Mapping[str, Stored], order: RowOrder, family: Family) -> GgufWeight:
     """Experts' matrices (experts, outputs, inputs), or their biases (experts, outputs)."""
     shape = next(iter(parts.values())).shape
+    if len(shape) not in (2, 3):
+        raise ModelError(f"{key} has the shape {list(shape)}, which is no stack of experts'; download the model again")
     count, rows = shape[0], shape[1] * len(parts)
     if len(shape) == 2:
         views = {role: replace(part, shape=(*shape, 1)) for role, part in parts.items()}
@@ -160,6 +197,7 @@ def make(
     axes: Axes | None = None,
     rows: RowOrder = IN_PLACE,
     less: float = 0.0,
+    decays: bool = False,
     transposed: bool = False,
 ) -> GgufWeight:
     """A weight of ``shape`` made of ``parts``. ``axes``: where its dimensions do not lie as they are stored.
@@ -173,6 +211,7 @@ def make(
     kinds = frozenset(part.dtype for part in parts.values())
     one, two, three = stored
     stored_as = (one, two, three)
+    form = format_of(kinds)
     return GgufWeight(
-        key, shape, format_of(kinds), parts, transposed, stored=stored_as, axes=axes, rows=rows, less=less
+        key, shape, form, parts, transposed, stored=stored_as, axes=axes, rows=rows, less=less, decays=decays
     )
