@@ -23,7 +23,7 @@ PARAMS = (
     SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
     SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=3, presence_penalty=0.5, ignore_eos=True),
 )
-QUICK = {("qwen3_next", (2, 1)), ("deepseek_v4", (1, 2))}
+QUICK = {("qwen3_next", (2, 1))}
 """A recurrent state beside keys, cut over ranks; and compressed entries, with several hidden states between stages."""
 CHANGES: dict[str, dict[str, Any]] = {
     "phi3": long_rope(20),  # each answer crosses it: before the kill, and after

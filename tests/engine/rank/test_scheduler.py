@@ -248,9 +248,10 @@ def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
     scheduler.complete(mixed, [7, 7])
     following = scheduler.next_batch()
     assert following is not None
-    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, 31)]
+    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, 32)]
 
 
-def test_prompts_fill_steps_of_answers_up_to_the_ridge_then_go_half_and_half() -> None:
-    limits = Limits(512, 10_000, 64, 4096, ridge=16)
-    assert [limits.beside(answers) for answers in (1, 4, 8, 12, 16, 24, 32, 64)] == [15, 12, 8, 12, 16, 24, 32, 32]
+def test_prompts_fill_steps_of_answers_up_to_the_ridge() -> None:
+    limits = Limits(512, 10_000, 300, 4096, ridge=256)
+    assert [limits.beside(answers) for answers in (1, 64, 224, 256)] == [255, 192, 32, 32]
+    assert Limits(512, 10_000, 64, 4096, ridge=10).beside(4) == 32

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.types import FinishReason, SamplingParams
 
+BESIDE_ANSWERS = 32
+"""On processors, whose ridge is near 10 tokens, pieces of a third of this made gaps of 35 ms of 84, and 4 streams that
+begin at once by 14 % slower, 16 by 25 %: the last ones wait longer for their first token, and then run alone."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -34,8 +38,8 @@ class Limits:
 
     def beside(self, answers: int) -> int:
         """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
-        many as cost them nothing; where these are few, as many as there are answers, up to a limit."""
-        return min(max(self.ridge - answers, answers), 2 * self.ridge)
+        many as cost them nothing, and `BESIDE_ANSWERS` where that is less."""
+        return max(BESIDE_ANSWERS, self.ridge - answers)
 
 
 @dataclass
