@@ -196,3 +196,10 @@ def test_ferrule_chat_shows_reasoning_on_terminals_and_forgets_it(
     talk.say("two")
     assert prompt_of(engine) == "<|user|>one<|end|><|assistant|>so<|end|><|user|>two<|end|><|assistant|>"
     server.close()
+
+
+def test_a_grammar_and_tools_exclude_each_other(serving: Serving) -> None:
+    client = serving(FakeEngine("{}", tokenizer=byte_level(TEMPLATE, (BEGIN, END)), max_context=2048))
+    form: Any = {"type": "json_object"}
+    with pytest.raises(openai.BadRequestError, match="would not follow the grammar"):
+        client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER], response_format=form)

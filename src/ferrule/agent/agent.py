@@ -222,7 +222,7 @@ class Agent:
                 return await self._devices(devices)
             case messages.ProbeDevice(device=device):
                 parse_device(device)
-                async with self._probing:  # one process at a time, whoever asks
+                async with self._probing:  # one process at a time, also for several models
                     return await probe_here(device)
             case messages.GetModels():
                 return self.servers.status()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ferrule.engine.device_names import AUTO, CPU, parse_devices
 from ferrule.errors import ClusterError, FerruleError
-from ferrule.process import last_line, tied
+from ferrule.process.answer import answer_of
 
 if TYPE_CHECKING:
     from ferrule.plan import DeviceSpec
@@ -28,24 +26,13 @@ MeasureWithin = Callable[[str, float], "Sequence[DeviceSpec]"]
 
 async def described(devices: str) -> str:
     """The `HostReport` of ``devices``, as ``--device`` names them, in one line of JSON. Raises `ClusterError`."""
-    process = await asyncio.create_subprocess_exec(
-        *tied([sys.executable, "-m", "ferrule.agent.device", devices]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
     try:
-        async with asyncio.timeout(DEVICE_SECONDS):
-            out, err = await process.communicate()
+        answer = await answer_of("ferrule.agent.device", devices, seconds=DEVICE_SECONDS)
     except TimeoutError:
         raise ClusterError(f"it did not describe its devices within {DEVICE_SECONDS:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        last = last_line(err.decode(errors="replace"))
-        raise ClusterError(f"it cannot describe its devices: {last or 'it says nothing'}")
-    return out.decode(errors="replace")
+    if answer.returncode:
+        raise ClusterError(f"it cannot describe its devices: {answer.complaint or 'it says nothing'}")
+    return answer.out
 
 
 def allowed_devices(

@@ -24,6 +24,7 @@ from ferrule.serve.prompt import chat_text, encode
 from ferrule.serve.sampling import sampling_params
 from ferrule.serve.schemas import ChatRequest, refuse_unsupported, unsupported
 from ferrule.serve.sequences import Job, choices
+from ferrule.serve.structured.grammars import is_structured
 from ferrule.serve.tools.asked import asked
 from ferrule.serve.tools.families import Dialect
 from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
@@ -39,12 +40,12 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
-    params = service.grammars.constrained(body, params)
     wanted = asked(body, engine.tokenizer, service.dialect)
+    if wanted.tools and is_structured(body):
+        raise unsupported("tools", "a call would not follow the grammar that is asked for; leave one of them out")
+    params = service.grammars.constrained(body, params)
     text = chat_text(engine, body, wanted)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)
-    if params.constraint is not None and wanted.tools:
-        raise unsupported("tools", "a call would not follow the grammar that is asked for; leave one of them out")
     reading = ChatReading(service.dialect, text[-PROMPT_END:], wanted.tools, wanted.parallel)
     if params.constraint is not None:  # even if the prompt has opened the model's reasoning
         reading = ChatReading(Dialect())

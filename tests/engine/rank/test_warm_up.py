@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+import torch
 from fake_ranks import rank_options
 from in_threads import on_all, thread_groups
 
@@ -23,9 +24,10 @@ class SmallRunner:
 
     def __init__(self, world: Any, tokens: int, state: int = 0, row_seconds: float = 0.0) -> None:
         self.world, self.tokens, self.state, self.options = world, tokens, state, rank_options(2)
-        self.device, self.row_seconds = open_device("cpu", 1), row_seconds
+        self.device, self.row_seconds, self.longest = open_device("cpu", 1), row_seconds, 0
 
     def run(self, batch: Batch) -> None:
+        self.longest = max(self.longest, len(batch.tokens))
         if self.row_seconds and batch.tokens:
             time.sleep(max(2e-3, self.row_seconds * len(batch.tokens)))
 
@@ -91,9 +93,22 @@ def test_states_take_half_of_what_is_for_caches_at_most() -> None:
 
 def test_the_ridge_is_where_arithmetic_takes_as_long_as_reading() -> None:
     def ridge(world: Any) -> int:
-        return warm_up(cast(Runner, SmallRunner(world, 80_000, row_seconds=2e-4))).ridge
+        runner = SmallRunner(world, 80_000, row_seconds=2e-4)
+        runner.device.torch_device = torch.device("meta")
+        return warm_up(cast(Runner, runner)).ridge
 
     assert all(8 <= found <= 13 for found in on_ranks(2, ridge)), "10 rows of 0.2 ms take as long as one of 2 ms"
+
+
+def test_of_processors_the_ridge_is_not_measured() -> None:
+    runners: list[SmallRunner] = []
+
+    def ridge(world: Any) -> int:
+        runners.append(SmallRunner(world, 80_000))
+        return warm_up(cast(Runner, runners[-1])).ridge
+
+    assert on_ranks(2, ridge) == [0, 0]
+    assert {runner.longest for runner in runners} == {4}
 
 
 def test_too_little_memory_is_an_error_that_says_how_much() -> None:

@@ -56,7 +56,7 @@ class StagedGroup:
     def all_gather(self, x: Tensor, out: Tensor | None = None, /) -> Tensor:
         if self._script is not None:
             made = self._made(x, out)
-            self._script.exchange(x, made, lambda sent, home: self._ranks.all_gather(sent, home))
+            self._script.exchange(x, made, self._ranks.all_gather)
             return made
         joined, given = Piece(self._device, self._made(x, out)), staged(self._device, x)
         self._ranks.all_gather(given.arrived(), joined.host)

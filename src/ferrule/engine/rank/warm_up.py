@@ -19,9 +19,8 @@ from ferrule.process import boot_id
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
 TELL_TIMEOUT = 300.0
-PROCESSOR_ROWS, ACCELERATOR_ROWS = 32, 256
+ACCELERATOR_ROWS = 256
 """Tokens of a step in which arithmetic takes longer than reading the weights."""
-LEAST_RIDGE = 8
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,20 @@ def warm_up(runner: Runner) -> Trial:
 
 
 def _ridge(runner: Runner, token_seconds: float, cache_tokens: int) -> int:
-    """`Limits.ridge`, from the time of a step of many tokens, which is that of arithmetic."""
-    many = PROCESSOR_ROWS if runner.device.torch_device.type == "cpu" else ACCELERATOR_ROWS
-    rows = np.array([min(many, runner.options.context, cache_tokens)], dtype=np.int64)
+    """`Limits.ridge`, from the time of a step of many tokens, which is that of arithmetic. 0 where a rank computes on
+    processors, whose ridge lies below `BESIDE_ANSWERS` and decides nothing."""
+    most = 0 if runner.device.torch_device.type == "cpu" else ACCELERATOR_ROWS
+    rows = np.array([min(most, runner.options.context, cache_tokens)], dtype=np.int64)
     runner.world.all_reduce(rows, op="min")
     count = int(rows[0])
+    if not count:
+        return 0
     step, released = Batch((Span(0, 0, count, True),), (0,) * count), Batch(released=(0,))
     times = []
     for _ in range(2):
         times.append(_seconds(runner, step))
         runner.run(released)
-    return min(count, max(LEAST_RIDGE, round(count * token_seconds / min(times))))
+    return min(count, round(count * token_seconds / min(times)))
 
 
 def _seconds(runner: Runner, batch: Batch) -> float:

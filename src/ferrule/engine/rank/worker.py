@@ -276,7 +276,7 @@ class Driver:
 
     def _go_on(self, batch: Batch, choices: Choices) -> None:
         """Have the step after ``batch`` computed with the tokens as they lie on the device, where they decide nothing
-        else; read them meanwhile. Of a sequence that they end one token more is computed, which nobody sees."""
+        else; read them meanwhile. Of a sequence that they end one token more is computed, and dropped."""
         self.unread = None
         following = self.scheduler.following(batch)
         if following is not None and not any(self.samplers[each.sequence].looks_back for each in batch.spans):

@@ -16,6 +16,9 @@ from torch import Tensor
 from ferrule.engine.weights.groups import VALUES
 from ferrule.model.packing import GroupLayout
 
+TRIAL_ERRORS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""By type of the activations, what a kernel's products may be wrong by when it is tried, as part of the largest."""
+
 
 @dataclass(frozen=True)
 class Held:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferrule.engine.weights.device_codes import DeviceCodes, Held, as_held
+from ferrule.engine.weights.device_codes import TRIAL_ERRORS, DeviceCodes, Held, as_held
 from ferrule.engine.weights.stack_blocks import stack_blocks
 from ferrule.model.packing import SUPER, GroupLayout
 
@@ -31,8 +31,6 @@ _BLOCKS = (1, 4, 8)
 """Rows of a block that there are kernels for."""
 _NAMES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat", torch.int8: "int8_t",
           torch.uint8: "uint8_t"}  # fmt: skip
-_ERRORS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""By type of the activations, as part of the largest number."""
 _PROBE = (12, 3)
 """Outputs of the products that are tried, and their columns in multiples of `SUPER` and of the group."""
 
@@ -106,7 +104,7 @@ def _right(layout: GroupLayout, group: int, types: tuple[torch.dtype | None, ...
     try:
         packed = DeviceCodes(layout, _random(layout, group, types, device))
         numbers = packed.numbers(lambda part: part)
-        for dtype, allowed in _ERRORS.items():
+        for dtype, allowed in TRIAL_ERRORS.items():
             for rows in _BLOCKS:
                 x = torch.randn(rows, packed.columns, generator=torch.Generator().manual_seed(rows)).to(device, dtype)
                 expected = x.float() @ numbers.T

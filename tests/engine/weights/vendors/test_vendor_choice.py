@@ -13,7 +13,7 @@ from ferrule.engine.devices import open_device
 from ferrule.engine.selftest import device_check
 from ferrule.engine.selftest.device_check import random_groups
 from ferrule.engine.weights import device_matrix
-from ferrule.engine.weights.device_codes import Held
+from ferrule.engine.weights.device_codes import TRIAL_ERRORS, Held
 from ferrule.engine.weights.device_matrix import DeviceMatrix, hold, pack_on
 from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.matrix import Piece
@@ -146,7 +146,7 @@ def test_torchs_own_kernels_give_the_numbers_and_take_as_many_bytes(vendor: Vend
         assert (y.shape, y.dtype) == ((2, rows, OUTPUTS), dtype)
         if rows:
             expected = x.float() @ numbers.T
-            assert (y.float() - expected).abs().max() / expected.abs().max() < choice._ERRORS[dtype]
+            assert (y.float() - expected).abs().max() / expected.abs().max() < TRIAL_ERRORS[dtype]
     other = found.multiply(torch.ones(1, COLUMNS, dtype=torch.float64))
     assert other.dtype == torch.float64
 

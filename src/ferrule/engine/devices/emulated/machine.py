@@ -108,7 +108,7 @@ class Machine:
         cells = memory.as_strided(shape, strides)
         if self.capturing is not None:
             self.capturing.makes(cells)
-        elif self.unified:  # whoever had it before may still write there
+        elif self.unified:  # work on what lay there before may still write
             self.start(lambda: poison(memory))
         return cells
 

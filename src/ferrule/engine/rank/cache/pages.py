@@ -1,8 +1,8 @@
 """Keys and values of all sequences in one tensor for each layer, in pages: at addresses that stay while sequences come,
 grow and go (the idea is that of PagedAttention, Kwon et al. 2023).
 
-The first page is nobody's: its first place holds zeros, for what is not there to be read, its second takes what nobody
-will read.
+The first page belongs to no sequence: its first place holds zeros, for what is not there to be read, its second takes
+what is never read.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ferrule.config import environment, uses_vendor_kernels
-from ferrule.engine.weights.device_codes import DeviceCodes
+from ferrule.engine.weights.device_codes import TRIAL_ERRORS, DeviceCodes
 from ferrule.engine.weights.vendors.int4pack import Int4Pack
 from ferrule.engine.weights.vendors.int8pack import Int8Pack
 from ferrule.engine.weights.vendors.vendor import Form, Vendor
@@ -31,8 +31,6 @@ FEW, MANY = 1, 256
 """Rows of the products that are tried: of a token, and of a part of a prompt."""
 LEAST_GAIN = 0.95
 """Part of our own time that a vendor's for few rows must be below, so that noise does not choose."""
-_ERRORS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Of a product's numbers by their type, as part of the largest."""
 _COMPARED = 256
 """Outputs that are compared with those of the numbers."""
 _ROUNDS, _REPEATS = 3, 5
@@ -135,7 +133,7 @@ class Chooser:
                 expected = x.float() @ numbers.T
                 wrong = (matrix.multiply(x)[:, :_COMPARED].float() - expected).abs().max()
                 error = float(wrong / expected.abs().max().clamp(min=1e-30))
-                if not error < _ERRORS[form.dtype]:
+                if not error < TRIAL_ERRORS[form.dtype]:
                     return Trial(vendor.name, never, never, f"is wrong by {error:.2g} of the largest number")
             return self._timed(vendor.name, matrix.multiply, rows)
         except Exception as error:  # noqa: BLE001 - a library of others raises whatever it likes
