@@ -80,10 +80,11 @@ def _raw_rate(lab: Lab, cable: Cable) -> float:
     """Bits per second from host 0 to host 1, without the first fifth, in which TCP finds its speed."""
     with lab.inside(1):
         listener = socket.create_server((cable.address(1), 0))
+    listener.settimeout(_RAW_TIMEOUT)
 
     def send() -> None:
-        end = time.monotonic() + _RAW_SECONDS
         with lab.inside(0), socket.create_connection(listener.getsockname(), _RAW_TIMEOUT) as connection:
+            end = time.monotonic() + _RAW_SECONDS
             while time.monotonic() < end:
                 connection.sendall(bytes(_CHUNK))
 
