@@ -12,8 +12,8 @@ import uvicorn
 from fake_engine import FakeEngine
 
 from ferrule.serve.app import create_app
-from ferrule.serve.connections import HttpConfig
-from ferrule.serve.listener import listen
+from ferrule.serve.http.connections import HttpConfig
+from ferrule.serve.http.listener import listen
 
 DEADLINE = 10.0
 

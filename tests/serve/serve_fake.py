@@ -9,7 +9,7 @@ import time
 
 from fake_engine import FakeEngine
 
-from ferrule.serve.listener import listen
+from ferrule.serve.http.listener import listen
 from ferrule.serve.server import serve
 
 

@@ -22,8 +22,8 @@ import pytest
 from fake_engine import FakeEngine
 from running import running, served, until
 
-from ferrule.serve.answer import until_gone
-from ferrule.serve.logs import RepeatFilter
+from ferrule.serve.answer.sending import until_gone
+from ferrule.serve.http.logs import RepeatFilter
 
 HEADER = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

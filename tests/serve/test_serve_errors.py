@@ -13,7 +13,7 @@ from fake_engine import TEXT, FakeEngine, byte_level
 from running import until
 
 from ferrule.errors import ModelUnavailable
-from ferrule.serve.prompt import MAX_BODY_BYTES
+from ferrule.serve.answer.prompt import MAX_BODY_BYTES
 
 MODEL = "acme/fake-1b"
 HELLO: Any = [{"role": "user", "content": "Hello"}]

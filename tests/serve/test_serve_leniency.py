@@ -12,7 +12,7 @@ from running import running
 
 from ferrule.errors import ConfigError
 from ferrule.serve.app import create_app
-from ferrule.serve.auth import check_origins
+from ferrule.serve.http.auth import check_origins
 
 MODEL = "acme/fake-1b"
 HELLO: Any = [{"role": "user", "content": "hi"}]

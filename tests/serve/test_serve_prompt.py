@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from running import running
 
 from ferrule.errors import RequestError
-from ferrule.serve import auth, prompt
-from ferrule.serve.errors import ApiError
-from ferrule.serve.prompt import MAX_BODY_BYTES, TokenizerPool, body_limit, encode
+from ferrule.serve.answer import prompt
+from ferrule.serve.answer.prompt import MAX_BODY_BYTES, TokenizerPool, body_limit, encode
+from ferrule.serve.http import auth
+from ferrule.serve.http.errors import ApiError
 
 BYTES = byte_level()
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.engine import Token
-from ferrule.serve.text import Detokenizer, StopScanner, Vocabulary
-from ferrule.serve.transcript import Transcript
+from ferrule.serve.answer.text import Detokenizer, StopScanner, Vocabulary
+from ferrule.serve.answer.transcript import Transcript
 
 BYTES = byte_level()
 PIECES = sentencepiece_like()

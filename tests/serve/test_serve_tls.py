@@ -24,8 +24,8 @@ from ferrule.cli.display import base_url, curl
 from ferrule.cli.serving.client import ChatServer
 from ferrule.errors import ConfigError, EngineError
 from ferrule.serve.app import create_app
-from ferrule.serve.listener import listen
-from ferrule.serve.tls import ServerTls
+from ferrule.serve.http.listener import listen
+from ferrule.serve.http.tls import ServerTls
 
 NAMES = (x509.DNSName("*.lab"), x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1")))
 

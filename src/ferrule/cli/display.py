@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ferrule.engine import Engine, Progress, RankInfo
     from ferrule.engine.host.speed import Speed
     from ferrule.plan import Plan, Shard
-    from ferrule.serve.tls import ServerTls
+    from ferrule.serve.http.tls import ServerTls
 
 
 class Loading:

@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP for a running engine: `ferrule.serve.listener`, then `ferrule.serve.server`."""
+"""APIs over HTTP for running models: `ferrule.serve.http.listener` opens a socket, `ferrule.serve.server` serves."""

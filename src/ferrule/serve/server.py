@@ -14,12 +14,12 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.engine import Engine
-from ferrule.serve import connections
 from ferrule.serve.app import create_app
-from ferrule.serve.connections import HttpConfig, connection_limit
-from ferrule.serve.errors import ApiError
-from ferrule.serve.logs import RepeatFilter
-from ferrule.serve.tls import ServerTls
+from ferrule.serve.http import connections
+from ferrule.serve.http.connections import HttpConfig, connection_limit
+from ferrule.serve.http.errors import ApiError
+from ferrule.serve.http.logs import RepeatFilter
+from ferrule.serve.http.tls import ServerTls
 from ferrule.serve.tools.families import AUTO
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Gate:
             await JSONResponse({"status": "loading"}, 503)(scope, receive, send)
         else:
             busy = ApiError(503, "the model is still loading; try again soon", code="not_ready", retry_after=2)
-            await busy.response()(scope, receive, send)
+            await busy.response(scope["path"])(scope, receive, send)
 
 
 class Server(uvicorn.Server):
@@ -84,7 +84,7 @@ async def serve(
                 gate.app = app
                 on_ready(engine)
                 await _watch(engine, stop)
-                app.state.service.close()
+                app.state.models.close()
         finally:
             server.should_exit = True
             await asyncio.gather(http, _close(engine))

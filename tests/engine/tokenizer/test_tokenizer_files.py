@@ -23,7 +23,7 @@ from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.tokenizer.parts import FastCodec
 from ferrule.errors import ModelError
 from ferrule.model import demo_path
-from ferrule.serve.text import Detokenizer, Vocabulary
+from ferrule.serve.answer.text import Detokenizer, Vocabulary
 
 KINDS = {each.__name__: each for each in [*PLAIN, *OTHERS]}
 

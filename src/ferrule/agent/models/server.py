@@ -26,9 +26,9 @@ from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
 from ferrule.plan import parse_plan
 from ferrule.secure import derived_key
-from ferrule.serve.listener import listen
+from ferrule.serve.http.listener import listen
+from ferrule.serve.http.tls import ServerTls
 from ferrule.serve.server import serve
-from ferrule.serve.tls import ServerTls
 
 log = logging.getLogger(__name__)
 

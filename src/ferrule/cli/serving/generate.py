@@ -135,8 +135,8 @@ async def answer(
 async def print_answer(
     engine: Engine, prompt: str, params: SamplingParams, stops: tuple[str, ...], *, chat: bool | None, console: Console
 ) -> None:
-    from ferrule.serve.sequences import Job, run_job
-    from ferrule.serve.text import Vocabulary
+    from ferrule.serve.answer.sequences import Job, run_job
+    from ferrule.serve.answer.text import Vocabulary
 
     as_chat = engine.tokenizer.has_chat_template if chat is None else chat
     if as_chat:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
     from ferrule.plan import SavedPlan
-    from ferrule.serve.tls import ServerTls
+    from ferrule.serve.http.tls import ServerTls
 
 DEFAULT_PORT = 8420
 
@@ -158,7 +158,7 @@ def serve(
         if tool_parser != "auto":
             raise ConfigError("models of a cluster choose --tool-parser by themselves: leave it out, or serve --here")
         if not is_loopback(host) and tls is None and not plain_http:
-            from ferrule.serve.listener import in_the_clear
+            from ferrule.serve.http.listener import in_the_clear
 
             raise in_the_clear(host)
         if saved is not None:
@@ -200,7 +200,7 @@ def serve(
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
-    from ferrule.serve.listener import listen
+    from ferrule.serve.http.listener import listen
 
     split = tp is not None or pp is not None
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
@@ -291,7 +291,7 @@ def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:
         return None
     if chain is None:
         raise ConfigError(f"--ssl-keyfile {key} needs the certificate that it belongs to: --ssl-certfile FILE")
-    from ferrule.serve.tls import ServerTls
+    from ferrule.serve.http.tls import ServerTls
 
     return ServerTls(chain, key)
 
@@ -299,7 +299,7 @@ def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:
 def _origins(text: str | None, *, keyed: bool) -> tuple[str, ...]:
     origins = tuple(each.strip() for each in text.split(",")) if text else ()
     if origins:
-        from ferrule.serve.auth import check_origins
+        from ferrule.serve.http.auth import check_origins
 
         check_origins(origins, keyed=keyed)
     return origins

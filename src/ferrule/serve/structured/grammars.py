@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ferrule.engine import Constraint, Engine, SamplingParams
 from ferrule.engine.grammar import NO_STRUCTURE, GrammarError, any_of, grammar_tokenizer, open_matcher
 from ferrule.errors import RequestError
-from ferrule.serve.schemas import GenerationRequest
+from ferrule.serve.openai.schemas import GenerationRequest
 from ferrule.serve.structured.fault import place_of_fault
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ferrule.engine import Tokenizer
 from ferrule.errors import RequestError
-from ferrule.serve.schemas import ChatRequest, unsupported
+from ferrule.serve.openai.schemas import ChatRequest, unsupported
 from ferrule.serve.tools.families import Dialect
 from ferrule.serve.tools.parts import Tools
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ferrule.serve.text import open_suffix
+from ferrule.serve.answer.text import open_suffix
 from ferrule.serve.tools.arguments import MalformedError, call, read_json
 from ferrule.serve.tools.parts import Part, Reasoning, Text, join
 

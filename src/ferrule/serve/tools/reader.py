@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from ferrule.serve.text import open_suffix
+from ferrule.serve.answer.text import open_suffix
 from ferrule.serve.tools.parts import Call, Format, Markers, Part, Reasoning, Text, Tools, join
 
 LOOK = 256

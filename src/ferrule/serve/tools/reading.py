@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.tools.families import Dialect
 from ferrule.serve.tools.parts import Call, Part, Tools
-from ferrule.serve.transcript import Piece, TokenLogprob
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from ferrule import __version__
 from ferrule.engine import Engine
-from ferrule.serve.objects import AnswerBody, ChatChoice, TextChoice, Usage
+from ferrule.serve.openai.objects import AnswerBody, ChatChoice, TextChoice, Usage
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Identity:
         return AnswerBody(self.id, kind, self.created, self.model, self.fingerprint, choices, usage)
 
 
-def new_identity(engine: Engine, prefix: str, fingerprint: str) -> Identity:
+def new_identity(engine: Engine, prefix: str) -> Identity:
     """An identity for an answer given now. ``prefix`` tells the kinds of ids apart, such as ``chatcmpl``."""
-    return Identity(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), engine.name, fingerprint)
+    return Identity(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), engine.name, system_fingerprint(engine))
 
 
 def system_fingerprint(engine: Engine) -> str:

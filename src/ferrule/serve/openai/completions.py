@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
-from ferrule.serve.answer import Answer, Collected, Form, Service
-from ferrule.serve.identity import Identity
-from ferrule.serve.objects import AnswerBody, TextChoice, TextLogprobs, Usage
-from ferrule.serve.prompt import encode, too_long
-from ferrule.serve.sampling import check_token, sampling_params
-from ferrule.serve.schemas import CompletionRequest, refuse_unsupported
-from ferrule.serve.sequences import Job, choices
-from ferrule.serve.transcript import Piece, TokenLogprob
+from ferrule.serve.answer.form import Collected, Counts
+from ferrule.serve.answer.prompt import encode, too_long
+from ferrule.serve.answer.sending import Answer
+from ferrule.serve.answer.sequences import Job, choices
+from ferrule.serve.answer.service import Service
+from ferrule.serve.answer.transcript import Piece, TokenLogprob
+from ferrule.serve.openai.form import OpenAIForm
+from ferrule.serve.openai.identity import Identity
+from ferrule.serve.openai.objects import AnswerBody, TextChoice, TextLogprobs, usage
+from ferrule.serve.openai.sampling import check_token, sampling_params
+from ferrule.serve.openai.schemas import CompletionRequest, refuse_unsupported
 
 
 def answer_completion(service: Service, body: CompletionRequest, identity: Identity) -> Answer:
@@ -52,24 +55,24 @@ def prompt_text(engine: Engine, prompt: str | list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class CompletionForm(Form):
+class CompletionForm(OpenAIForm):
     """Answers as ``text_completion`` objects. ``echoes``: what each answer begins with, the prompt or nothing."""
 
     event_kind = "text_completion"
     echoes: tuple[str, ...]
     logprobs: bool
 
-    def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody:
+    def whole(self, answers: Sequence[Collected], counts: Counts) -> AnswerBody:
         choices = [
             self._choice(index, self.echoes[index] + answer.text, answer.logprobs, answer.finish)
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("text_completion", choices, usage)
+        return self.identity.body("text_completion", choices, usage(counts))
 
-    def opening(self) -> list[AnswerBody]:
+    def first(self) -> list[AnswerBody]:
         return [self.event(self._choice(index, echo, (), None)) for index, echo in enumerate(self.echoes) if echo]
 
-    def events(self, piece: Piece) -> list[AnswerBody]:
+    def next(self, piece: Piece) -> list[AnswerBody]:
         return [self.event(self._choice(piece.index, piece.text, piece.logprobs, piece.finish))]
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprob], finish: str | None) -> TextChoice:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError
-from ferrule.serve.errors import ApiError
+from ferrule.serve.http.errors import ApiError
 from ferrule.units import format_bytes
 
 MAX_HELD_BYTES = 128 * 2**20
@@ -45,7 +45,7 @@ class Guard:
             return
         refusal = self._refusal(scope, Headers(scope=scope))
         if refusal is not None:
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         seen = 0
 

@@ -1,31 +1,24 @@
-"""OpenAI's objects as this server writes them: answers and the events of a stream, models, health and errors."""
+"""OpenAI's objects as this server writes them: answers and the events of a stream, models and health."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import msgspec
-from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from ferrule.engine import Recovery
-
-
-class Failure(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct):
-    error: Failure
+from ferrule.serve.answer.form import Counts
 
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+def usage(counts: Counts) -> Usage:
+    return Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
 
 
 class ChatToken(msgspec.Struct):
@@ -134,8 +127,3 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     last_recovery: Recovery | None = None
     error: str | None = None
     note: str | None = None
-
-
-def respond(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """``value`` as a JSON response."""
-    return Response(msgspec.json.encode(value), status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's error object, with the status that clients expect."""
+"""Errors of requests, with the status that clients expect."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.objects import ErrorBody, Failure, respond
+from ferrule.serve.http.error_forms import ErrorBody, error_body
+from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
-
-TYPES: Final[Mapping[int, str]] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-
 
 STATUSES: Final[Mapping[int, str]] = {
     400: "the body is no JSON, or a field has no meaning here; `param` names it",
@@ -59,14 +52,9 @@ class ApiError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    @property
-    def type(self) -> str:
-        default = "server_error" if self.status >= 500 else "invalid_request_error"
-        return TYPES.get(self.status, default)
-
-    @property
-    def body(self) -> ErrorBody:
-        return ErrorBody(Failure(self.message, self.type, self.param, self.code))
+    def body(self, path: str = "") -> msgspec.Struct:
+        """As the API that ``path`` belongs to writes it; OpenAI's otherwise."""
+        return error_body(path, self.status, self.message, self.param, self.code)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -77,8 +65,9 @@ class ApiError(Exception):
             headers["Retry-After"] = str(self.retry_after)
         return headers
 
-    def response(self) -> Response:
-        return respond(self.body, self.status, self.headers)
+    def response(self, path: str) -> Response:
+        """The answer to a request for ``path``."""
+        return respond(self.body(path), self.status, self.headers)
 
 
 def api_error(error: Exception) -> ApiError:
@@ -129,21 +118,21 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of ``app``'s routes leave in OpenAI's form, and its description say so."""
+    """Make every error of ``app``'s routes leave in the form of its API, and the app's description say so."""
 
-    async def on_validation(_: Request, error: Exception) -> Response:
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return validation_error(error.errors()).response()
+        return validation_error(error.errors()).response(request.url.path)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         answer = http_error(error, request.url.path)
-        response = answer.response()
+        response = answer.response(request.url.path)
         response.headers.update(error.headers or {})
         return response
 
-    async def on_error(_: Request, error: Exception) -> Response:
-        return api_error(error).response()
+    async def on_error(request: Request, error: Exception) -> Response:
+        return api_error(error).response(request.url.path)
 
     describe = app.openapi
 

@@ -19,10 +19,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ferrule.serve.errors import ApiError
+from ferrule.serve.http.errors import ApiError
 
 if TYPE_CHECKING:
-    from ferrule.serve.tls import ServerTls
+    from ferrule.serve.http.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class Connection(H11Protocol):
 
 
 def _response(refusal: ApiError) -> bytes:
-    body = msgspec.json.encode(refusal.body)
+    body = msgspec.json.encode(refusal.body())
     kept = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"HTTP/1.1 {refusal.status} ", *(f"{name}: {value}" for name, value in (kept | refusal.headers).items())]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ferrule.engine import FinishReason, Token
-from ferrule.serve.text import Detokenizer, StopScanner, Vocabulary
+from ferrule.serve.answer.text import Detokenizer, StopScanner, Vocabulary
 from ferrule.serve.tools.parts import Part
 
 

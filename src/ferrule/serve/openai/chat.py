@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
-from ferrule.serve.answer import Answer, Collected, Form, Service
-from ferrule.serve.identity import Identity
-from ferrule.serve.objects import (
+from ferrule.engine import Engine
+from ferrule.errors import RequestError
+from ferrule.serve.answer.form import Collected, Counts
+from ferrule.serve.answer.prompt import encode
+from ferrule.serve.answer.sending import Answer
+from ferrule.serve.answer.sequences import Job, choices
+from ferrule.serve.answer.service import Service
+from ferrule.serve.answer.transcript import Piece, TokenLogprob
+from ferrule.serve.openai.form import OpenAIForm
+from ferrule.serve.openai.identity import Identity
+from ferrule.serve.openai.objects import (
     AnswerBody,
     CalledFunction,
     ChatChoice,
@@ -18,25 +26,32 @@ from ferrule.serve.objects import (
     ChatToken,
     Delta,
     ToolCall,
-    Usage,
+    usage,
 )
-from ferrule.serve.prompt import chat_text, encode
-from ferrule.serve.sampling import sampling_params
-from ferrule.serve.schemas import ChatRequest, refuse_unsupported, unsupported
-from ferrule.serve.sequences import Job, choices
+from ferrule.serve.openai.sampling import sampling_params
+from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
 from ferrule.serve.structured.grammars import is_structured
-from ferrule.serve.tools.asked import asked
+from ferrule.serve.tools.asked import Asked, asked
 from ferrule.serve.tools.families import Dialect
+from ferrule.serve.tools.messages import template_messages
 from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
-from ferrule.serve.transcript import Piece, TokenLogprob
 
 PROMPT_END = 64
 """Characters at the end of a prompt by which is seen whether it has opened the model's reasoning."""
 
 
-def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answer:
-    """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat request, read: the sequences to generate, and how many tokens their prompt has."""
+
+    jobs: tuple[Job, ...]
+    prompt_tokens: int
+
+
+def prepare_chat(service: Service, body: ChatRequest) -> PreparedChat:
+    """``body`` read. The other APIs' chats come here, too, told as OpenAI's. Raises `RequestError` when it asks for
+    something that cannot be done."""
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
@@ -49,23 +64,43 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     reading = ChatReading(service.dialect, text[-PROMPT_END:], wanted.tools, wanted.parallel)
     if params.constraint is not None:  # even if the prompt has opened the model's reasoning
         reading = ChatReading(Dialect())
-    jobs = [
+    jobs = tuple(
         Job(index, prompt, own, tuple(body.stop), chat=reading)
         for index, own in enumerate(choices(params, body.n or 1))
-    ]
-    form = ChatForm(identity, body.wants_usage, len(jobs), bool(body.logprobs))
-    return Answer(service, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
+    )
+    return PreparedChat(jobs, len(prompt))
+
+
+def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answer:
+    """The answer to ``body``. Raises `RequestError` as `prepare_chat` does."""
+    chat = prepare_chat(service, body)
+    form = ChatForm(identity, body.wants_usage, len(chat.jobs), bool(body.logprobs))
+    return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
+
+
+def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
+    """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
+    tools, arguments and options may spell halves of characters as JSON does."""
+    messages = template_messages(body.messages)
+    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
+        ) from None
+    return text
 
 
 @dataclass(frozen=True)
-class ChatForm(Form):
+class ChatForm(OpenAIForm):
     """Answers as ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
     event_kind = "chat.completion.chunk"
     count: int
     logprobs: bool
 
-    def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody:
+    def whole(self, answers: Sequence[Collected], counts: Counts) -> AnswerBody:
         choices = [
             ChatChoice(
                 index,
@@ -75,12 +110,12 @@ class ChatForm(Form):
             )
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("chat.completion", choices, usage)
+        return self.identity.body("chat.completion", choices, usage(counts))
 
-    def opening(self) -> list[AnswerBody]:
+    def first(self) -> list[AnswerBody]:
         return [self.event(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]
 
-    def events(self, piece: Piece) -> list[AnswerBody]:
+    def next(self, piece: Piece) -> list[AnswerBody]:
         deltas = [delta for part in piece.parts for delta in _deltas(part)]
         if piece.logprobs and not deltas:
             deltas = [Delta(content="")]

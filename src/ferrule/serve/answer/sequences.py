@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from ferrule.engine import Engine, SamplingParams
 from ferrule.errors import EngineError
-from ferrule.serve.sampling import derived_seed
-from ferrule.serve.text import Vocabulary
+from ferrule.serve.answer.text import Vocabulary
+from ferrule.serve.answer.transcript import Piece, Transcript
+from ferrule.serve.openai.sampling import derived_seed
 from ferrule.serve.tools.reading import ChatReading, Reading
-from ferrule.serve.transcript import Piece, Transcript
 
 
 @dataclass(frozen=True)

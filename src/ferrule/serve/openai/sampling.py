@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrule.engine import SamplingParams
 from ferrule.errors import RequestError
-from ferrule.serve.schemas import ChatRequest, CompletionRequest
+from ferrule.serve.openai.schemas import ChatRequest, CompletionRequest
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: consecutive multiples lie far apart (Knuth, TAOCP vol. 3, 6.4)."""

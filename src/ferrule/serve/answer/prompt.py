@@ -10,10 +10,7 @@ from typing import TypeVar
 
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
-from ferrule.serve.errors import ApiError
-from ferrule.serve.schemas import ChatRequest
-from ferrule.serve.tools.asked import Asked
-from ferrule.serve.tools.messages import template_messages
+from ferrule.serve.http.errors import ApiError
 
 T = TypeVar("T")
 
@@ -65,20 +62,6 @@ def too_long(engine: Engine, amount: str, field: str) -> RequestError:
         param=field,
         code="context_length_exceeded",
     )
-
-
-def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
-    """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
-    tools, arguments and options may spell halves of characters as JSON does."""
-    messages = template_messages(body.messages)
-    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(
-            "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
-        ) from None
-    return text
 
 
 class TokenizerPool:

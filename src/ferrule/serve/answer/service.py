@@ -1,0 +1,67 @@
+"""Service of one model: what the endpoints share of it, and admission of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ferrule.engine import Engine
+from ferrule.serve.answer.prompt import TokenizerPool
+from ferrule.serve.answer.text import Vocabulary
+from ferrule.serve.http.errors import ApiError
+from ferrule.serve.structured.grammars import Grammars
+from ferrule.serve.tools.families import Dialect
+
+MAX_SEQUENCES = 256
+"""Sequences that may be running or waiting at once over all requests; beyond that clients are asked to come back."""
+
+PING_SECONDS = 15.0
+"""Seconds of silence in a stream after which a sign of life is sent: clients and proxies give up after 30 to 60."""
+
+
+class Service:
+    """Service that the endpoints of one app share: the engine, the tokenizers, and admission of requests.
+    ``dialect``: how the model writes reasoning and tool calls."""
+
+    def __init__(self, engine: Engine, dialect: Dialect, *, max_sequences: int = MAX_SEQUENCES) -> None:
+        self.engine = engine
+        self.dialect = dialect
+        self.vocabulary = Vocabulary(engine.tokenizer)
+        self.grammars = Grammars(engine)
+        self.reading = TokenizerPool()
+        self.closing = asyncio.Event()
+        self.ping_seconds = PING_SECONDS
+        self._max_sequences = max_sequences
+        self._sequences = 0
+
+    def close(self) -> None:
+        """End every answer that is being sent, and refuse new ones."""
+        self.closing.set()
+        self.reading.close()
+
+    @contextmanager
+    def admit(self, sequences: int) -> Iterator[None]:
+        """Hold places for ``sequences``. Raises `ApiError` 503 when the engine does not run, 429 when it is busy.
+
+        While ranks are being restarted the engine itself says how long requests may wait.
+        """
+        health = self.engine.health()
+        if health.state == "failed":
+            raise ApiError(503, f"the model has failed: {health.error}", code="engine_error")
+        if health.state in ("loading", "closed"):
+            raise ApiError(503, f"the model is {health.state}", code="not_ready", retry_after=1)
+        if sequences > self._max_sequences:
+            raise ApiError(400, f"{sequences} sequences in one request; at most {self._max_sequences}", param="n")
+        if self._sequences + sequences > self._max_sequences:
+            raise ApiError(
+                429,
+                f"{self._sequences} sequences are being served, of at most {self._max_sequences}; try again later",
+                code="too_many_requests",
+                retry_after=1,
+            )
+        self._sequences += sequences
+        try:
+            yield
+        finally:
+            self._sequences -= sequences

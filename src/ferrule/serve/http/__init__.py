@@ -1,0 +1,1 @@
+"""HTTP itself: sockets, connections and their limits, TLS, access, errors."""

@@ -1,0 +1,54 @@
+"""Errors as each API's clients expect them: the struct that an error is sent as, by the path of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class Failure(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: Failure
+
+
+class AnthropicFailure(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    error: AnthropicFailure
+    type: str = "error"
+
+
+class OllamaErrorBody(msgspec.Struct):
+    error: str
+
+
+ANTHROPIC_TYPES: Final[Mapping[int, str]] = {**TYPES, 413: "request_too_large", 503: "overloaded_error"}
+
+
+def error_body(path: str, status: int, message: str, param: str | None, code: str | None) -> msgspec.Struct:
+    """The error as the API that ``path`` belongs to writes it."""
+    default = "server_error" if status >= 500 else "invalid_request_error"
+    if path.startswith("/v1/messages"):
+        default = "api_error" if status >= 500 else default
+        return AnthropicErrorBody(AnthropicFailure(ANTHROPIC_TYPES.get(status, default), message))
+    if path.startswith("/api/"):
+        return OllamaErrorBody(message)
+    return ErrorBody(Failure(message, TYPES.get(status, default), param, code))

@@ -1,0 +1,11 @@
+"""Structs as JSON responses."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi.responses import Response
+
+
+def respond(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """``value`` as a JSON response."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
