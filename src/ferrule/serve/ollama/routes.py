@@ -21,6 +21,7 @@ from ferrule.serve.ollama.embed import answer_embed, answer_embeddings
 from ferrule.serve.ollama.form import Watch
 from ferrule.serve.ollama.names import service_of
 from ferrule.serve.ollama.objects import ModelList, Version
+from ferrule.serve.ollama.pull import Pulls, delete
 from ferrule.serve.ollama.schemas import (
     ChatRequest,
     EmbeddingsRequest,
@@ -41,6 +42,8 @@ REFUSED = {
 
 
 def add_routes(app: FastAPI, models: Models) -> None:
+    pulls = Pulls()
+
     async def text(body: Asked, request: Request, answer: Callable[[Service, Asked, Watch], Response]) -> Response:
         watch = Watch()
         service = await service_of(models, body.model)
@@ -77,6 +80,14 @@ def add_routes(app: FastAPI, models: Models) -> None:
     @app.post("/api/show", **BODIES)
     async def show(body: NamedRequest) -> Response:
         return respond(shown(await service_of(models, body.wanted)))
+
+    @app.post("/api/pull", **BODIES)
+    async def pull(body: NamedRequest) -> Response:
+        return pulls.answer(body.wanted, stream=body.stream is not False)
+
+    @app.delete("/api/delete", **BODIES)
+    async def remove(body: NamedRequest) -> Response:
+        return await delete(models, body.wanted)
 
     @app.head("/api/version", include_in_schema=False)
     @app.get("/api/version", **LOOKS)
