@@ -138,6 +138,9 @@ def test_reasoning_and_calls(thinker: tuple[FakeEngine, ollama.Client]) -> None:
     assert "<|tool|>22 °C=weather" in prompt_of(engine)
     assert "none<|assistant|>" in prompt_of(engine)
     assert answer.message.thinking is None
+    parts = list(client.chat("fake-1b", HELLO, think=False, stream=True))
+    assert not any(part.message.thinking for part in parts)
+    assert "".join(part.message.content or "" for part in parts).strip() == "I look."
     made = client.generate("fake-1b", "hi")
     assert made.thinking == "Grüße?"
     assert "I look." in (made.response or "")

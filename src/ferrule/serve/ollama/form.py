@@ -106,9 +106,9 @@ class LinesForm(Form):
         self._reason = piece.finish or self._reason
         parts = [Text(piece.text)] if self._raw else piece.parts
         shown = [each for each in parts if self._is_shown(each)]
-        if piece.logprobs and self._logprobs and not shown:
-            shown = [Text("")]
         told = self._told(piece.logprobs)
+        if not shown and (told or (parts and piece.finish is None)):
+            shown = [Text("")]  # reasoning that is not shown is a sign of life
         return b"".join(line(self.body([part], logprobs=UNSET if at else told)) for at, part in enumerate(shown))
 
     def closing(self, counts: Counts) -> bytes:
