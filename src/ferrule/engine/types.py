@@ -196,7 +196,9 @@ class Engine(Protocol):
     ranks: tuple[RankInfo, ...]
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def spec(self) -> ModelSpec:
+        """Counts and sizes of the model, as it is stored."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi.responses import Response
@@ -17,7 +16,7 @@ from ferrule.serve.answer.service import Service
 from ferrule.serve.http.respond import respond
 from ferrule.serve.ollama.describe import can_call, can_think
 from ferrule.serve.ollama.form import ChatForm, GenerateForm, Watch
-from ferrule.serve.ollama.objects import ChatLine, GenerateLine, Message, TextLine
+from ferrule.serve.ollama.objects import ChatLine, GenerateLine, Message
 from ferrule.serve.ollama.schemas import ChatRequest, GenerateRequest, GenerationRequest, Options
 from ferrule.serve.openai import schemas as openai
 from ferrule.serve.openai.chat import prepare_chat
@@ -30,8 +29,6 @@ from ferrule.serve.tools import messages
 def answer_chat(service: Service, body: ChatRequest, watch: Watch) -> Response:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     told = [told_message(service, at, message) for at, message in enumerate(body.messages or ())]
-    if not told:
-        return loaded(service, body, partial(ChatLine, message=Message("")))
     if body.tools and not can_call(service):
         raise RequestError(f"{body.model} does not support tools", param="tools", code="unsupported")
     tools = [openai.OfferedTool(type="function", function=each.function) for each in body.tools or ()]
@@ -47,10 +44,8 @@ def answer_generate(service: Service, body: GenerateRequest, watch: Watch) -> Re
     if body.suffix:
         raise unsupported("suffix", "text can only be continued, not filled in")
     refuse_images(service, body.images, "images")
-    if not body.prompt:
-        return loaded(service, body, partial(GenerateLine, response=""))
     raw = body.raw or not service.engine.tokenizer.has_chat_template
-    if raw and (body.system or body.context is not None):
+    if raw and (body.system or body.context):
         why = "raw is" if body.raw else "a prompt of a model without a chat template is"
         raise RequestError(f"{why} the whole prompt: leave out system and context", param="raw")
     job = raw_job(service, body) if raw else chat_job(service, body)
@@ -71,11 +66,13 @@ def answer(service: Service, body: GenerationRequest, job: Job, form: ChatForm |
     return Answer(service, [job], form, prompt_tokens=len(job.prompt), stream=body.streamed)
 
 
-def loaded(service: Service, body: GenerationRequest, line: Any) -> Response:
+def loaded(service: Service, body: ChatRequest | GenerateRequest) -> Response:
     """Answer to a request without a prompt, which only wants the model in memory, or out of it. Here models stay."""
+    told: Any = {"model": body.model, "done": True, "done_reason": "unload" if body.keep_alive == 0 else "load"}
     with service.admit(0):
-        made: TextLine = line(model=body.model, done=True, done_reason="unload" if body.unloads else "load")
-        return respond(made)
+        if isinstance(body, ChatRequest):
+            return respond(ChatLine(message=Message(""), **told))
+        return respond(GenerateLine(response="", **told))
 
 
 def raw_job(service: Service, body: GenerateRequest) -> Job:

@@ -15,7 +15,7 @@ from ferrule.serve.http.error_forms import OllamaErrorBody
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, ApiError, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
-from ferrule.serve.ollama.chat import answer_chat, answer_generate
+from ferrule.serve.ollama.chat import answer_chat, answer_generate, loaded
 from ferrule.serve.ollama.describe import VERSION, can_be_had, in_memory, shown
 from ferrule.serve.ollama.embed import answer_embed, answer_embeddings
 from ferrule.serve.ollama.form import Watch
@@ -27,13 +27,12 @@ from ferrule.serve.ollama.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
-    GenerationRequest,
     NamedRequest,
 )
 
 BODIES: Any = {"response_class": Response, "responses": described(*OF_BODIES, body=OllamaErrorBody)}
 LOOKS: Any = {"response_class": Response, "responses": described(*OF_ALL, body=OllamaErrorBody)}
-Asked = TypeVar("Asked", bound=GenerationRequest)
+Asked = TypeVar("Asked", ChatRequest, GenerateRequest)
 REFUSED = {
     "copy": "name a model with ferrule serve --name NAME",
     "create": "serve a directory or a GGUF file with ferrule serve MODEL",
@@ -48,6 +47,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
         watch = Watch()
         service = await service_of(models, body.model)
         watch.loaded_now()
+        if body.is_empty:
+            return loaded(service, body)
         slow = body.format is not None
         return await prepared(service, request, lambda: answer(service, body, watch), slow=slow)
 

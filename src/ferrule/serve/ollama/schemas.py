@@ -113,10 +113,6 @@ class GenerationRequest(ModelRequest):
     def streamed(self) -> bool:
         return self.stream is not False
 
-    @property
-    def unloads(self) -> bool:
-        return self.keep_alive == 0
-
 
 class GenerateRequest(GenerationRequest):
     """The body of ``POST /api/generate``."""
@@ -128,6 +124,11 @@ class GenerateRequest(GenerationRequest):
     context: list[Whole] | None = None
     raw: bool | None = None
     images: Images = Field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to be answered."""
+        return not (self.prompt or self.suffix or self.images or self.template)
 
 
 class ChatMessage(Message):
@@ -148,6 +149,11 @@ class ChatRequest(GenerationRequest):
 
     messages: list[ChatMessage] | None = None
     tools: list[OfferedTool] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to be answered."""
+        return not self.messages
 
 
 class EmbedRequest(ModelRequest):
