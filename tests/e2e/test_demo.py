@@ -9,9 +9,13 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
+import jsonschema
+import ollama
 import psutil
 import pytest
 import torch
+from ollama import ResponseError
 from openai import AsyncOpenAI, BadRequestError
 from server_process import Server, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -119,3 +123,61 @@ def test_the_same_seed_gives_the_same_answer_also_in_company(demo: Server) -> No
         assert first != other
 
     asyncio.run(body())
+
+
+def test_ollamas_client_is_answered_the_same(demo: Server) -> None:
+    said = demo.client().chat.completions.create(
+        model="ferrule-demo",
+        messages=QUESTION,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=24,
+    )
+    greedy = {"temperature": 0, "num_predict": 24}
+    with ollama.Client(demo.url, timeout=60) as client:
+        (listed,) = client.list().models
+        name = listed.model or ""
+        assert name == "ferrule-demo:latest"
+        parts = list(client.chat(name, QUESTION, stream=True, options=greedy))
+        assert "".join(part.message.content or "" for part in parts) == said.choices[0].message.content
+        last = parts[-1]
+        assert said.usage is not None
+        assert (last.prompt_eval_count, last.eval_count) == (said.usage.prompt_tokens, said.usage.completion_tokens)
+        measured = (last.load_duration, last.prompt_eval_duration, last.eval_duration)
+        assert all(each is not None and each > 0 for each in measured)
+        assert sum(each or 0 for each in measured) <= (last.total_duration or 0)
+
+        first = client.generate(name, QUESTION[0]["content"], options=greedy)
+        assert first.response == said.choices[0].message.content
+        more = client.generate(name, "Why?", context=first.context, options=greedy)
+        assert (more.prompt_eval_count or 0) > len(first.context or ())
+        raw = client.generate(name, "def main(", raw=True, options=greedy, logprobs=True, top_logprobs=3)
+        completed = demo.client().completions.create(
+            model="ferrule-demo", prompt="def main(", temperature=0, max_tokens=24
+        )
+        assert raw.response == completed.choices[0].text
+        assert all(len(each.top_logprobs or ()) == 3 for each in raw.logprobs or ())
+        schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+        answer = client.chat(name, QUESTION, format=schema, options={"seed": 1})
+        jsonschema.validate(json.loads(answer.message.content or ""), schema)
+
+        shown = client.show(name)
+        assert shown.modelinfo is not None
+        assert shown.details is not None
+        assert (shown.details.family, shown.modelinfo["llama.context_length"]) == ("llama", 1024)
+        assert shown.capabilities is not None
+        tool = {"type": "function", "function": {"name": "look"}}
+        for ability, ask in (
+            ("tools", lambda: client.chat(name, QUESTION, tools=[tool], options=greedy)),
+            ("thinking", lambda: client.chat(name, QUESTION, think=True, options=greedy)),
+            ("embedding", lambda: client.embed(name, "a text")),
+        ):
+            if ability in shown.capabilities:
+                assert ask()
+            else:
+                with pytest.raises(ResponseError) as refused:
+                    ask()
+                assert refused.value.status_code == 400, ability
+        (held,) = client.ps().models
+        assert (held.size or 0) > (listed.size or 0)  # float32 of bfloat16
+        assert held.size_vram == 0
+    assert httpx.get(demo.url).text == "Ollama is running"

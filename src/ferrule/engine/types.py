@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from ferrule.errors import RequestError
+from ferrule.model import ModelSpec
 from ferrule.plan import Plan
 
 FinishReason = Literal["stop", "length"]
@@ -193,6 +194,11 @@ class Engine(Protocol):
     """Sampling defaults of the model's generation_config; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Counts and sizes of the model, as it is stored."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...

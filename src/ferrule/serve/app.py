@@ -18,6 +18,7 @@ from ferrule.serve.http.auth import Guard
 from ferrule.serve.http.errors import described, install
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import OneModel
+from ferrule.serve.ollama import routes as ollama_routes
 from ferrule.serve.openai import routes as openai_routes
 from ferrule.serve.openai.objects import HealthBody
 from ferrule.serve.tools.families import AUTO, dialect
@@ -60,6 +61,7 @@ def create_app(
     install(app)
 
     openai_routes.add_routes(app, models)
+    ollama_routes.add_routes(app, models)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)

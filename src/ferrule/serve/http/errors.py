@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.http.error_forms import ErrorBody, error_body
+from ferrule.serve.http.error_forms import ErrorBody, OllamaErrorBody, error_body
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -111,9 +111,9 @@ def http_error(error: HTTPException, path: str) -> ApiError:
     return ApiError(error.status_code, str(error.detail))
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def described(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Responses of a route for FastAPI's description of the API: these errors."""
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=ErrorBody.__name__)}}}
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=body.__name__)}}}
     return {status: {"description": STATUSES[status], "content": content} for status in statuses}
 
 
@@ -138,7 +138,7 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         description = describe()
-        _, errors = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
+        _, errors = msgspec.json.schema_components([ErrorBody, OllamaErrorBody], ref_template=REFERENCE)
         schemas = description["components"]["schemas"]
         schemas.update(errors)
         for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400
