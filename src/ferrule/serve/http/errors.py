@@ -23,7 +23,7 @@ STATUSES: Final[Mapping[int, str]] = {
     400: "the body is no JSON, or a field has no meaning here; `param` names it",
     401: "the API key is missing or wrong",
     403: "without a key, another name than a loopback one",
-    404: "a model that is not served here",
+    404: "a model that is not served here, or a response that is not kept",
     408: "the request was not complete in time",
     413: "the body is too large",
     415: "the body is not declared as JSON",

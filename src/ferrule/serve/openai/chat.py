@@ -78,11 +78,13 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
+def chat_text(engine: Engine, body: ChatRequest, wanted: Asked, *, add_generation_prompt: bool = True) -> str:
     """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
     tools, arguments and options may spell halves of characters as JSON does."""
     messages = template_messages(body.messages)
-    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    text = engine.tokenizer.render_chat(
+        messages, tools=wanted.shown, options=wanted.options, add_generation_prompt=add_generation_prompt
+    )
     try:
         text.encode()
     except UnicodeEncodeError:
