@@ -114,3 +114,10 @@ def test_what_has_no_tokens_is_refused(shared_url: str, path: str, body: Any, pa
 def test_another_model_than_the_one_served_has_no_tokens() -> None:
     with running(FakeEngine()) as url:
         assert httpx.post(f"{url}/tokenize", json={"model": "other", "prompt": "a"}).status_code == 404
+
+
+def test_a_web_page_of_an_allowed_origin_may_delete_what_it_had_kept() -> None:
+    page = "https://chat.example"
+    with running(FakeEngine(), api_key="secret", origins=(page,)) as url:
+        asked = {"Origin": page, "Access-Control-Request-Method": "DELETE"}
+        assert httpx.options(f"{url}/v1/responses/resp_1", headers=asked).status_code == 200

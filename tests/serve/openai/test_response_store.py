@@ -48,7 +48,8 @@ def body(name: str) -> ResponseBody:
 
 
 def kept(name: str, before: tuple[Segment, ...] = (), owner: str = "a", text: str = "x") -> Kept:
-    return Kept(owner, body(name), before, segment([item(f"in_{name}", text)]), segment([item(f"out_{name}")]))
+    made = segment([item(f"out_{name}")])
+    return Kept(owner, body(name), before, segment([item(f"in_{name}", text)]), made, Segment((), 100))
 
 
 def found(responses: Responses, *names: str, owner: str = "a") -> list[str]:
@@ -89,10 +90,10 @@ def test_a_talk_counts_its_items_once_and_outlives_its_first_responses() -> None
         responses.keep(response)
         before = response.history
     once = sum(each.size for each in before)
-    assert responses.bytes == once
+    assert responses.bytes == once + 20 * 100
     for at in range(19):
         responses.delete(f"r{at}", "a")
-    assert responses.bytes == once
+    assert responses.bytes == once + 100
     assert len(responses.get("r19", "a").input) == 39
     responses.delete("r19", "a")
     assert responses.bytes == 0

@@ -254,6 +254,8 @@ def test_a_custom_tool_takes_free_text_and_namespaces_are_told_apart(serving: Se
             "text.format.schema",
             "strin",
         ),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [1]}]}, "tools", "namespace 'n' must have tools"),
+        ({"input": [{"role": "user", "content": "?", "id": 5}]}, "input.0", "id must be a string"),
         ({"top_p": 2}, "top_p", "less than or equal to 1"),
         ({"seed": "one"}, "seed", "valid integer"),
     ],
@@ -264,6 +266,13 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     with pytest.raises(openai.BadRequestError, match=why) as refused:
         client.responses.create(model=MODEL, extra_body={"input": "?", **fields})
     assert refused.value.param == param
+
+
+def test_what_cannot_be_told_again_is_refused(shared_url: str) -> None:
+    body = json.dumps({"input": "?", "text": {"format": {"type": "text", "x": "\ud800"}}})
+    refused = httpx.post(f"{shared_url}/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert refused.status_code == 400
+    assert "cannot be written as JSON" in refused.json()["error"]["message"]
 
 
 def test_a_search_beside_ones_own_tools_is_left_out_and_not_told(serving: Serving) -> None:
@@ -322,7 +331,10 @@ def test_responses_are_kept_for_their_owner_and_followed(serving: Serving) -> No
     assert [item.type for item in client.responses.input_items.list(second.id)] == [
         *("function_call_output", "function_call", "function_call", "message", "reasoning", "message")
     ]
-    raw = httpx.get(url_of(client, f"responses/{second.id}/input_items"))
+    listed = url_of(client, f"responses/{second.id}/input_items")
+    refused_by = [httpx.get(listed, params=each).json()["error"]["param"] for each in ({"limit": 0}, {"after": "x"})]
+    assert refused_by == ["limit", "after"]
+    raw = httpx.get(listed)
     ResponseItemList.model_validate_json(raw.text)
     reference: Any = [{"type": "item_reference", "id": second.output[0].id}, {"role": "user", "content": "More"}]
     client.responses.create(model=MODEL, input=reference)
@@ -347,8 +359,12 @@ def test_a_chat_template_that_knows_no_tools_is_told(client: openai.OpenAI) -> N
         client.responses.create(model=MODEL, input="?", tools=[WEATHER])
 
 
-def test_pings_come_before_the_first_event() -> None:
-    with patch.object(service, "PING_SECONDS", 0.05), running(FakeEngine("ok", delay=0.2)) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-        events = list(client.responses.create(model=MODEL, input="?", stream=True))
-    assert events[-1].type == "response.completed"
+def test_pings_come_before_the_first_event_and_before_a_failure() -> None:
+    with patch.object(service, "PING_SECONDS", 0.05):
+        for engine, end in (
+            (FakeEngine("ok", delay=0.2), "incomplete"),
+            (FakeEngine(delay=0.2, fail_after=0), "failed"),
+        ):
+            with running(engine) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+                events = list(client.responses.create(model=MODEL, input="?", stream=True, max_output_tokens=1))
+            assert events[-1].type == f"response.{end}"

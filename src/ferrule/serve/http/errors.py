@@ -93,7 +93,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         reason = first.get("ctx", {}).get("error", "it cannot be parsed")
         place = first["loc"][-1]
         return ApiError(400, f"the body is not valid JSON: {reason} at character {place}", code="invalid_json")
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
     if not where:
         return ApiError(400, "the body must be a JSON object", code="invalid_json")
     message = str(first["msg"]).removeprefix("Value error, ")

@@ -26,7 +26,8 @@ from ferrule.serve.openai.objects import (
     ChatToken,
     Delta,
     ToolCall,
-    usage,
+    Usage,
+    chat_usage,
 )
 from ferrule.serve.openai.sampling import sampling_params
 from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
@@ -112,7 +113,10 @@ class ChatForm(OpenAIForm):
             )
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("chat.completion", choices, usage(counts))
+        return self.identity.body("chat.completion", choices, self.usage(counts))
+
+    def usage(self, counts: Counts) -> Usage:
+        return chat_usage(counts)
 
     def first(self) -> list[AnswerBody]:
         return [self.event(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from ferrule.engine import Recovery
 from ferrule.serve.answer.form import Counts
@@ -19,12 +19,16 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    completion_tokens_details: CompletionDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 def usage(counts: Counts) -> Usage:
-    details = CompletionDetails(counts.reasoning)
-    return Usage(counts.prompt, counts.completion, counts.prompt + counts.completion, details)
+    return Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
+
+
+def chat_usage(counts: Counts) -> Usage:
+    """With what was reasoning; completions are not read for it."""
+    return structs.replace(usage(counts), completion_tokens_details=CompletionDetails(counts.reasoning))
 
 
 class ChatToken(msgspec.Struct):

@@ -20,7 +20,7 @@ from ferrule.serve.openai.responses.form import Asked, ResponseForm
 from ferrule.serve.openai.responses.items import Item, messages_of, read_items
 from ferrule.serve.openai.responses.objects import ResponseBody
 from ferrule.serve.openai.responses.schemas import PASSED, ResponsesRequest, refuse_unsupported
-from ferrule.serve.openai.responses.store import Kept, Responses, Segment, segment
+from ferrule.serve.openai.responses.store import Kept, Responses, Segment
 from ferrule.serve.openai.responses.tools import Offered, offered
 from ferrule.serve.openai.schemas import ChatRequest
 
@@ -82,11 +82,11 @@ def answer_response(service: Service, body: ResponsesRequest, context: Context, 
 
     def keep(response: ResponseBody) -> None:
         if body.is_kept:
-            made = segment(msgspec.to_builtins(response.output))
-            context.responses.keep(Kept(context.owner, response, context.before, segment(own), made))
+            context.responses.keep(Kept.new(context.owner, response, context.before, own))
 
     summary = body.reasoning is not None and body.reasoning.is_summary
     begun = _begun(service, body, read.offered, params)
+    _check_echo(begun)
     form = ResponseForm(Asked(begun, read.offered, summary, body.wants_logprobs, keep))
     return Answer(service, read.chat.jobs, form, prompt_tokens=read.chat.prompt_tokens, stream=bool(body.stream))
 
@@ -174,6 +174,15 @@ def _in_own_words(error: RequestError) -> RequestError:
             message = ours + message[len(theirs) :] if message.startswith(theirs) else message
             return RequestError(message, param=ours + param[len(theirs) :], code=error.code)
     return error
+
+
+def _check_echo(begun: ResponseBody) -> None:
+    """Raise `RequestError` where what a request gives as it likes, as with schemas, cannot be told again."""
+    try:
+        msgspec.json.encode(begun)
+    except (ValueError, OverflowError, RecursionError) as error:
+        why = f"a tool, schema or choice of the request cannot be written as JSON: {error}"
+        raise RequestError(why, code="invalid_value") from None
 
 
 def _begun(service: Service, body: ResponsesRequest, tools: Offered, params: SamplingParams) -> ResponseBody:

@@ -44,7 +44,7 @@ def read_items(given: Sequence[Item], known: Callable[[str], Item | None]) -> li
 
 
 def _read(item: Item, known: Callable[[str], Item | None]) -> Item:
-    kind = item.get("type")
+    kind = _optional(item, "type")
     if kind is None:
         kind = "message" if "role" in item else REFERENCE
     if kind == REFERENCE:
@@ -54,7 +54,12 @@ def _read(item: Item, known: Callable[[str], Item | None]) -> Item:
         return found
     if kind not in PREFIXES:
         raise ValueError(f"items of type {kind!r} are not supported; use one of {', '.join((*PREFIXES, REFERENCE))}")
-    read = {"id": item.get("id") or new_id(PREFIXES[kind]), "type": kind, "status": "completed", **_OF[kind](item)}
+    read = {
+        "id": _optional(item, "id") or new_id(PREFIXES[kind]),
+        "type": kind,
+        "status": "completed",
+        **_OF[kind](item),
+    }
     return {name: value for name, value in read.items() if value is not None}
 
 
@@ -140,7 +145,7 @@ def messages_of(items: Sequence[Item], offered: Offered, instructions: str | Non
     """
     made: list[dict[str, Any]] = []
     if instructions:
-        made.append({"role": "system", "content": instructions})
+        made.append({"role": "system", "content": [instructions]})
     for item in items:
         match item["type"]:
             case "message" if item["role"] == "assistant":
@@ -148,10 +153,9 @@ def messages_of(items: Sequence[Item], offered: Offered, instructions: str | Non
             case "message":
                 role = "user" if item["role"] == "user" else "system"
                 text = item["content"][0]["text"]
-                if made and made[-1]["role"] == role:
-                    made[-1]["content"] += "\n\n" + text
-                else:
-                    made.append({"role": role, "content": text})
+                if not made or made[-1]["role"] != role:
+                    made.append({"role": role, "content": []})
+                made[-1]["content"].append(text)
             case "reasoning":
                 texts = item.get("content") or item["summary"]
                 if texts:
@@ -164,6 +168,9 @@ def messages_of(items: Sequence[Item], offered: Offered, instructions: str | Non
                 _turn(made).setdefault("tool_calls", []).append(call)
             case _:
                 made.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+    for each in made:
+        if isinstance(each.get("content"), list):
+            each["content"] = "\n\n".join(each["content"])
     return made
 
 

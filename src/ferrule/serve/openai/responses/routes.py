@@ -39,7 +39,7 @@ def add_routes(app: FastAPI, models: Models, *, keyed: bool) -> None:
                 return respond(InputTokens(read_request(service, body, context, own).chat.prompt_tokens))
             return answer_response(service, body, context, own)
 
-        slow = bool(context.before) or (body.text is not None and body.text.format is not None)
+        slow = bool(context.before) or bool(body.text and body.text.format) or body.truncation == "auto"
         return await prepared(service, request, made, slow=slow)
 
     @app.post("/v1/responses", response_class=Response, responses=described(*OF_BODIES))

@@ -36,13 +36,19 @@ def segment(items: Sequence[Item]) -> Segment:
 @dataclass(frozen=True)
 class Kept:
     """A response with ``before``, the items that went before its request, ``given``, its input, and ``made``, its
-    output. ``owner``: whoever may see it."""
+    output. ``told``: what the response itself takes, such as its tools. ``owner``: whoever may see it."""
 
     owner: str
     body: ResponseBody
     before: tuple[Segment, ...]
     given: Segment
     made: Segment
+    told: Segment
+
+    @classmethod
+    def new(cls, owner: str, body: ResponseBody, before: tuple[Segment, ...], given: Sequence[Item]) -> Kept:
+        told = Segment((), len(msgspec.json.encode(body)))
+        return cls(owner, body, before, segment(given), segment(msgspec.to_builtins(body.output)), told)
 
     @property
     def history(self) -> tuple[Segment, ...]:
@@ -74,7 +80,7 @@ class Responses:
 
     def keep(self, response: Kept) -> None:
         self._kept[response.body.id] = self._clock() + self._seconds, response
-        for each in response.history:
+        for each in (*response.history, response.told):
             self._holders[each] = self._holders.get(each, 0) + 1
             self.bytes += each.size if self._holders[each] == 1 else 0
         while len(self._kept) > self._most or self.bytes > self._most_bytes:
@@ -112,7 +118,7 @@ class Responses:
 
     def _drop(self, name: str) -> None:
         _, response = self._kept.pop(name)
-        for each in response.history:
+        for each in (*response.history, response.told):
             self._holders[each] -= 1
             if not self._holders[each]:
                 del self._holders[each]

@@ -97,10 +97,18 @@ def _flat(tools: Sequence[Tool], namespace: str | None = None) -> Iterator[tuple
             )
         if not isinstance(name, str) or not name:
             raise RequestError(f"tools: a {kind} has no name", param="tools", code="invalid_value")
-        if kind == "namespace" and namespace is None:
-            yield from _flat(given.get("tools") or (), name)
+        if kind == "namespace":
+            yield from _flat(_inner(given, name, namespace), name)
         else:
             yield given, Origin(name, namespace, kind == "custom")
+
+
+def _inner(tool: Tool, name: str, namespace: str | None) -> Sequence[Tool]:
+    inner = tool.get("tools")
+    if namespace is not None or not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
+        why = "must have tools, which are functions or custom tools"
+        raise RequestError(f"tools: namespace {name!r} {why}", param="tools", code="invalid_value")
+    return inner
 
 
 def _function(tool: Tool, name: str, *, custom: bool) -> dict[str, Any]:
@@ -128,7 +136,8 @@ def _choice(
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind == "allowed_tools":
         assert isinstance(choice, Mapping)
-        named = [each for each in choice.get("tools") or () if isinstance(each, Mapping)]
+        listed = choice.get("tools")
+        named = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
         names = {_named(each, origins) for each in named if not str(each.get("type")).startswith(LEFT_OUT)}
         mode = choice.get("mode", "auto")
         if mode not in ("auto", "required"):
@@ -143,7 +152,8 @@ def _choice(
 
 
 def _named(choice: Mapping[str, Any], origins: Mapping[str, Origin]) -> str:
-    name = joined(str(choice.get("name")), choice.get("namespace"))
+    namespace = choice.get("namespace")
+    name = joined(str(choice.get("name")), namespace if isinstance(namespace, str) else None)
     if name not in origins:
         raise _wrong(f"{name!r} is not among the tools that are offered")
     return name
