@@ -97,6 +97,9 @@ def test_responses_follow_each_other_as_a_chat_does(demo: Server) -> None:
     assert usage
     counted = httpx.post(f"{demo.url}/tokenize", json={"messages": said}).json()
     assert counted["count"] == usage.input_tokens
+    shut = httpx.post(f"{demo.url}/tokenize", json={"messages": said, "add_generation_prompt": False}).json()
+    assert shut["tokens"] == counted["tokens"][: shut["count"]]
+    assert shut["count"] < counted["count"]
     text = httpx.post(f"{demo.url}/detokenize", json={"tokens": counted["tokens"]}).json()["prompt"]
     assert httpx.post(f"{demo.url}/tokenize", json={"prompt": text, "add_special_tokens": False}).json() == counted
 

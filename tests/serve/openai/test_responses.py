@@ -13,7 +13,6 @@ from fake_engine import FakeEngine, byte_level
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import BaseModel, TypeAdapter
-from running import running
 from test_serve_tools import BEGIN, FIRST, MODEL, SECOND, TEMPLATE, Serving, calling, prompt_of
 from test_serve_tools import END as END_OF_CALL
 
@@ -359,12 +358,14 @@ def test_a_chat_template_that_knows_no_tools_is_told(client: openai.OpenAI) -> N
         client.responses.create(model=MODEL, input="?", tools=[WEATHER])
 
 
-def test_pings_come_before_the_first_event_and_before_a_failure() -> None:
+def test_signs_of_life_are_events_before_an_answer_and_before_a_failure(serving: Serving) -> None:
     with patch.object(service, "PING_SECONDS", 0.05):
         for engine, end in (
-            (FakeEngine("ok", delay=0.2), "incomplete"),
-            (FakeEngine(delay=0.2, fail_after=0), "failed"),
+            (FakeEngine("ok", delay=0.2), [*MESSAGE, *MESSAGE_END, "incomplete"]),
+            (FakeEngine(delay=0.2, fail_after=0), ["error", "failed"]),
         ):
-            with running(engine) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-                events = list(client.responses.create(model=MODEL, input="?", stream=True, max_output_tokens=1))
-            assert events[-1].type == f"response.{end}"
+            told = kinds(streamed(serving(engine), input="?", max_output_tokens=1))
+            begun = len(told) - len(end)
+            assert told[:begun] == ["created", *["in_progress"] * (begun - 1)]
+            assert begun >= 4
+            assert told[begun:] == end

@@ -16,7 +16,7 @@ from ferrule.serve.answer.service import Service
 from ferrule.serve.http.errors import validation_error
 from ferrule.serve.openai.chat import PreparedChat, prepare_chat
 from ferrule.serve.openai.identity import new_identity
-from ferrule.serve.openai.responses.form import Asked, ResponseForm
+from ferrule.serve.openai.responses.form import FormOptions, ResponseForm
 from ferrule.serve.openai.responses.items import Item, messages_of, read_items
 from ferrule.serve.openai.responses.objects import ResponseBody
 from ferrule.serve.openai.responses.schemas import PASSED, ResponsesRequest, refuse_unsupported
@@ -87,7 +87,7 @@ def answer_response(service: Service, body: ResponsesRequest, context: Context, 
     summary = body.reasoning is not None and body.reasoning.is_summary
     begun = _begun(service, body, read.offered, params)
     _check_echo(begun)
-    form = ResponseForm(Asked(begun, read.offered, summary, body.wants_logprobs, keep))
+    form = ResponseForm(FormOptions(begun, read.offered, summary, body.wants_logprobs, keep))
     return Answer(service, read.chat.jobs, form, prompt_tokens=read.chat.prompt_tokens, stream=bool(body.stream))
 
 

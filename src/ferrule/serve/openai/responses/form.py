@@ -20,7 +20,7 @@ from ferrule.serve.tools.parts import Text
 
 
 @dataclass(frozen=True)
-class Asked:
+class FormOptions:
     """What an answer's form depends on. ``begun``: the response as its first event has it. ``keep`` takes the finished
     one."""
 
@@ -32,11 +32,12 @@ class Asked:
 
 
 class ResponseForm(Form):
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self._output = Output(asked.offered, self._tell, summary=asked.summary, logprobs=asked.logprobs)
+    def __init__(self, options: FormOptions) -> None:
+        self._options = options
+        self._output = Output(options.offered, self._tell, summary=options.summary, logprobs=options.logprobs)
         self._told: list[bytes] = []
         self._sequence = 0
+        self._opened = False
         self._finish: FinishReason | None = None
 
     def whole(self, answers: Sequence[Collected], counts: Counts) -> msgspec.Struct:
@@ -49,8 +50,20 @@ class ResponseForm(Form):
         return self._finished(counts)
 
     def opening(self, counts: Counts) -> bytes:
-        self._tell(Event("response.created", response=self._asked.begun))
-        self._tell(Event("response.in_progress", response=self._asked.begun))
+        return b"" if self._opened else self._begin()
+
+    def ping(self) -> bytes:
+        """An event rather than a comment, of which clients' libraries do not tell: Codex gives up after five minutes
+        without an event."""
+        if not self._opened:
+            return self._begin()
+        self._tell(Event("response.in_progress", response=self._options.begun))
+        return self._take()
+
+    def _begin(self) -> bytes:
+        self._opened = True
+        self._tell(Event("response.created", response=self._options.begun))
+        self._tell(Event("response.in_progress", response=self._options.begun))
         return self._take()
 
     def events(self, piece: Piece) -> bytes:
@@ -72,7 +85,7 @@ class ResponseForm(Form):
         code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
         self._tell(Event("error", code=error.code, message=error.message, param=error.param))
         told = Failed(code, error.message)
-        response = structs.replace(self._asked.begun, status="failed", output=self._output.items, error=told)
+        response = structs.replace(self._options.begun, status="failed", output=self._output.items, error=told)
         self._tell(Event("response.failed", response=response))
         return self._take()
 
@@ -82,7 +95,7 @@ class ResponseForm(Form):
 
     def _finished(self, counts: Counts) -> ResponseBody:
         response = structs.replace(
-            self._asked.begun,
+            self._options.begun,
             status="completed",
             output=self._output.items,
             usage=response_usage(counts),
@@ -91,7 +104,7 @@ class ResponseForm(Form):
         if self._finish == "length":
             cut = Incomplete("max_output_tokens")
             response = structs.replace(response, status="incomplete", incomplete_details=cut, completed_at=None)
-        self._asked.keep(response)
+        self._options.keep(response)
         return response
 
     def _tell(self, event: Event) -> None:

@@ -28,7 +28,6 @@ PASSED: Final = (
     "parallel_tool_calls",
 )
 """Fields that a chat has, too, by the same name."""
-Role = Literal["system", "developer", "user"]
 
 
 def input_items(value: Any) -> list[dict[str, Any]]:
