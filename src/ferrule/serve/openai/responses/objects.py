@@ -40,40 +40,36 @@ class PlainText(msgspec.Struct):
     type: str
 
 
-class MessageItem(msgspec.Struct):
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
     id: str
     status: str
     content: list[OutputText]
     role: str = "assistant"
-    type: str = "message"
 
 
-class ReasoningItem(msgspec.Struct):
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     id: str
     status: str
     summary: list[PlainText]
     content: list[PlainText] | UnsetType = UNSET
-    type: str = "reasoning"
 
 
-class FunctionCallItem(msgspec.Struct):
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     id: str
     status: str
     call_id: str
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
-    type: str = "function_call"
 
 
-class CustomCallItem(msgspec.Struct):
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
     id: str
     status: str
     call_id: str
     name: str
     input: str
     namespace: str | UnsetType = UNSET
-    type: str = "custom_tool_call"
 
 
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
