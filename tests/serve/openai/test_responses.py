@@ -247,6 +247,7 @@ def test_a_custom_tool_takes_free_text_and_namespaces_are_told_apart(serving: Se
         ({"tools": [{"type": "local_shell"}]}, "tools", "local_shell"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "two of the name 'weather'"),
         ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
+        ({"tool_choice": "required"}, "tool_choice", "no tool may be called"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f' is not among"),
         (
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}},

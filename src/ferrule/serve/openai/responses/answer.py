@@ -19,7 +19,13 @@ from ferrule.serve.openai.identity import new_identity
 from ferrule.serve.openai.responses.form import FormOptions, ResponseForm
 from ferrule.serve.openai.responses.items import Item, messages_of, read_items
 from ferrule.serve.openai.responses.objects import ResponseBody
-from ferrule.serve.openai.responses.schemas import PASSED, ResponsesRequest, refuse_unsupported
+from ferrule.serve.openai.responses.schemas import (
+    PASSED,
+    ReasoningConfig,
+    ResponsesRequest,
+    TextConfig,
+    refuse_unsupported,
+)
 from ferrule.serve.openai.responses.store import Kept, Responses, Segment
 from ferrule.serve.openai.responses.tools import Offered, offered
 from ferrule.serve.openai.schemas import ChatRequest
@@ -55,9 +61,8 @@ def context_of(body: ResponsesRequest, owner: str, responses: Responses) -> Cont
 
 @dataclass(frozen=True)
 class Read:
-    """A request, read: its own items, the tools that it offers, and the sequence to generate."""
+    """A request, read: the tools that it offers, and the sequence to generate."""
 
-    items: Sequence[Item]
     offered: Offered
     chat: PreparedChat
 
@@ -66,7 +71,7 @@ def read_request(service: Service, body: ResponsesRequest, context: Context, own
     """Takes long where the conversation is long. Raises `RequestError` for what cannot be done."""
     tools = offered(body.tools, body.tool_choice)
     items = [*(item for each in context.before for item in each.items), *own]
-    return Read(own, tools, _prepare(service, body, items, tools))
+    return Read(tools, _prepare(service, body, items, tools))
 
 
 def own_items(body: ResponsesRequest, context: Context) -> list[Item]:
@@ -145,7 +150,7 @@ def _is_rule(item: Item) -> bool:
 def _chat(body: ResponsesRequest, items: Sequence[Item], tools: Offered) -> dict[str, Any]:
     """The request as a chat has it."""
     chat = {name: value for name in PASSED if (value := getattr(body, name)) is not None}
-    chat["messages"] = messages_of(items, tools, body.instructions)
+    chat["messages"] = messages_of(items, body.instructions)
     if body.max_output_tokens is not None:
         chat["max_completion_tokens"] = body.max_output_tokens
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -187,33 +192,31 @@ def _check_echo(begun: ResponseBody) -> None:
 
 def _begun(service: Service, body: ResponsesRequest, tools: Offered, params: SamplingParams) -> ResponseBody:
     identity = new_identity(service.engine, "resp")
-    given = body.reasoning
-    summary = None if given is None else given.summary or given.generate_summary
-    text = {"format": (body.text and body.text.format) or {"type": "text"}}
-    if body.text is not None and body.text.verbosity is not None:
-        text["verbosity"] = body.text.verbosity  # type: ignore[assignment]
+    reasoning = body.reasoning or ReasoningConfig()
+    text = body.text or TextConfig()
+    verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
     return ResponseBody(
-        identity.id.replace("-", "_"),
-        identity.created,
-        identity.model,
-        "in_progress",
-        [],
-        body.instructions,
-        body.max_output_tokens,
-        body.max_tool_calls,
-        body.metadata or {},
-        body.parallel_tool_calls is not False,
-        body.previous_response_id,
-        body.prompt_cache_key,
-        {"effort": given and given.effort, "summary": summary},
-        body.safety_identifier,
-        body.is_kept,
-        params.temperature,
-        text,
-        body.tool_choice if body.tool_choice is not None else "auto",
-        tools.told,
-        body.top_logprobs or 0,
-        params.top_p,
-        body.truncation or "disabled",
-        body.user,
+        id=identity.id.replace("-", "_"),
+        created_at=identity.created,
+        model=identity.model,
+        status="in_progress",
+        output=[],
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+        safety_identifier=body.safety_identifier,
+        store=body.is_kept,
+        temperature=params.temperature,
+        text={"format": text.format or {"type": "text"}, **verbosity},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=tools.told,
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
     )

@@ -7,7 +7,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ferrule.errors import RequestError
-from ferrule.serve.openai.responses.tools import Offered
+from ferrule.serve.openai.responses.tools import joined
 from ferrule.serve.tools.messages import call_arguments, clean_text
 
 Item = Mapping[str, Any]
@@ -137,7 +137,7 @@ def _text(value: Any, what: str) -> str:
     return "\n".join(texts)
 
 
-def messages_of(items: Sequence[Item], offered: Offered, instructions: str | None = None) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[dict[str, Any]]:
     """``items`` as messages of a chat, after ``instructions``.
 
     What the assistant thinks, says and calls in one turn is one message; so are messages of one role in a row, which
@@ -162,7 +162,7 @@ def messages_of(items: Sequence[Item], offered: Offered, instructions: str | Non
                     turn = _turn(made, free_of=("reasoning_content", "content", "tool_calls"))
                     turn["reasoning_content"] = "\n".join(part["text"] for part in texts)
             case "function_call" | "custom_tool_call":
-                name = offered.shown_name(item["name"], item.get("namespace"))
+                name = joined(item["name"], item.get("namespace"))
                 arguments = item["arguments"] if "arguments" in item else {"input": item["input"]}
                 call = {"id": item["call_id"], "function": {"name": name, "arguments": arguments}}
                 _turn(made).setdefault("tool_calls", []).append(call)

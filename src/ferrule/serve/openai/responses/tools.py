@@ -47,9 +47,6 @@ class Offered:
     def origin(self, name: str) -> Origin:
         return self.origins.get(name) or Origin(name)
 
-    def shown_name(self, name: str, namespace: str | None) -> str:
-        return joined(name, namespace)
-
 
 def joined(name: str, namespace: str | None) -> str:
     """The name that a model is told: it knows of no namespaces."""
@@ -75,6 +72,8 @@ def offered(tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None
     allowed, wanted = _choice(choice, origins)
     if allowed is not None:
         shown = [each for each in shown if each["function"]["name"] in allowed]
+    if wanted == "required" and not shown:
+        raise _wrong("it is required, but no tool may be called")
     return Offered(shown, origins, told, wanted if shown else None)
 
 
