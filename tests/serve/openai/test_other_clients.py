@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from pydantic import BaseModel
 from running import running
-from test_serve_tools import FIRST, MODEL, SECOND, WEATHER, calling
+from test_serve_tools import FIRST, MODEL, SECOND, WEATHER, calling, prompt_of
 
 pytestmark = pytest.mark.slow
 HELLO: Any = [{"role": "user", "content": "Weather?"}]
@@ -57,8 +57,9 @@ def test_litellm_completes_streams_calls_and_responds(
     response = litellm.responses(input="Where?", **ask)
     assert response.output[0].content[0].text == PLACE
     assert response.usage.output_tokens == engine.calls[-1].made
-    events = list(litellm.responses(input="Where?", stream=True, **ask))
+    events = list(litellm.responses(input="And?", previous_response_id=response.id, stream=True, **ask))
     assert events[-1].type == "response.completed"
+    assert f"Where?<|end|><|assistant|>{PLACE}<|end|><|user|>And?" in prompt_of(engine)
 
 
 @pytest.mark.parametrize("responses", [False, True])
