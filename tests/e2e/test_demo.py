@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema
@@ -17,6 +18,7 @@ import pytest
 import torch
 from ollama import ResponseError
 from openai import AsyncOpenAI, BadRequestError
+from pydantic import BaseModel, Field
 from server_process import Server, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,6 +72,53 @@ def test_a_streamed_chat_is_what_one_process_would_say(demo: Server) -> None:
     usage = chunks[-1].usage
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_responses_follow_each_other_as_a_chat_does(demo: Server) -> None:
+    client = demo.client()
+    ask: dict[str, Any] = {"model": "ferrule-demo", "temperature": 0}
+    first = client.responses.create(input="What does json.dumps do?", max_output_tokens=48, **ask)
+    assert first.output_text == alone(QUESTION, 48)
+    assert (first.status, first.usage and first.usage.output_tokens) == ("incomplete", 48)
+    events = list(
+        client.responses.create(
+            previous_response_id=first.id, input="And json.loads?", max_output_tokens=24, stream=True, **ask
+        )
+    )
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    said = [
+        *QUESTION,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And json.loads?"},
+    ]
+    assert last.response.output_text == alone(said, 24)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 3
+    assert "".join(deltas) == last.response.output_text
+    usage = last.response.usage
+    assert usage
+    counted = httpx.post(f"{demo.url}/tokenize", json={"messages": said}).json()
+    assert counted["count"] == usage.input_tokens
+    shut = httpx.post(f"{demo.url}/tokenize", json={"messages": said, "add_generation_prompt": False}).json()
+    assert shut["tokens"] == counted["tokens"][: shut["count"]]
+    assert shut["count"] < counted["count"]
+    text = httpx.post(f"{demo.url}/detokenize", json={"tokens": counted["tokens"]}).json()["prompt"]
+    assert httpx.post(f"{demo.url}/tokenize", json={"prompt": text, "add_special_tokens": False}).json() == counted
+
+    class Place(BaseModel):
+        city: Annotated[str, Field(max_length=20)]
+        tags: Annotated[list[Literal["old", "new"]], Field(min_length=1, max_length=3)]
+
+    with client.responses.stream(
+        model="ferrule-demo", previous_response_id=last.response.id, input="Where?", text_format=Place, temperature=1
+    ) as stream:
+        stream.until_done()
+        assert stream.get_final_response().output_parsed is not None
+    with pytest.raises(BadRequestError, match="knows no tools"):
+        client.responses.create(
+            input="?", tools=[{"type": "function", "name": "f", "parameters": {}, "strict": False}], **ask
+        )
 
 
 def test_requests_at_once_are_batched_and_answered_as_if_alone(demo: Server) -> None:

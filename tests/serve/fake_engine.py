@@ -26,7 +26,7 @@ TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'assistant' and loop.first %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "<|{{ message.role }}|>{{ message.content }}<|end|>"
-    "{% endfor %}<|assistant|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIALS = [END, "<|system|>", "<|user|>", "<|assistant|>"]
 
@@ -58,6 +58,7 @@ class TinyTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
@@ -66,7 +67,8 @@ class TinyTokenizer:
             raise RequestError("no chat template; use /v1/completions", param="messages", code="no_chat_template")
         template = ImmutableSandboxedEnvironment().from_string(self._template)
         try:
-            return template.render(**(options or {}), messages=messages, tools=tools, raise_exception=raise_exception)
+            own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+            return template.render(**(options or {}), **own, raise_exception=raise_exception)
         except TemplateError as error:
             raise RequestError(f"the template refuses these messages: {error}", param="messages") from error
 

@@ -174,9 +174,11 @@ class Tokenizer(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation by the model's template, with the opening of the assistant's turn; it has the special tokens
-        already. ``options``: further variables of the template, such as ``enable_thinking``."""
+        """The conversation by the model's template; it has the special tokens already. ``add_generation_prompt``: with
+        the opening of the assistant's turn. ``options``: further variables of the template, such as
+        ``enable_thinking``."""
         ...
 
 

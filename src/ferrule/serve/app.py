@@ -57,11 +57,13 @@ def create_app(
     app.state.models = models
     app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(engine.max_context))
     if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
+        )
     install(app)
 
-    openai_routes.add_routes(app, models)
     ollama_routes.add_routes(app, models)
+    openai_routes.add_routes(app, models, keyed=api_key is not None, tool_parser=tool_parser)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)

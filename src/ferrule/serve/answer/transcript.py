@@ -27,7 +27,8 @@ class TokenLogprob:
 class Piece:
     """The next piece of answer ``index``. ``tokens``: how many the engine has made for that answer so far.
 
-    Of a chat, ``parts`` are what the text says, and ``called`` whether there have been tool calls so far."""
+    Of a chat, ``parts`` are what the text says, ``called`` whether there have been tool calls so far, and ``reasoning``
+    how many of the tokens were reasoning, with its marks."""
 
     index: int
     text: str
@@ -36,6 +37,7 @@ class Piece:
     finish: FinishReason | None
     parts: tuple[Part, ...] = ()
     called: bool = False
+    reasoning: int = 0
 
 
 class Transcript:

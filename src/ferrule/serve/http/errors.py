@@ -23,7 +23,7 @@ STATUSES: Final[Mapping[int, str]] = {
     400: "the body is no JSON, or a field has no meaning here; `param` names it",
     401: "the API key is missing or wrong",
     403: "without a key, another name than a loopback one",
-    404: "a model that is not served here",
+    404: "a model that is not served here, or a response that is not kept",
     408: "the request was not complete in time",
     413: "the body is too large",
     415: "the body is not declared as JSON",
@@ -93,7 +93,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         reason = first.get("ctx", {}).get("error", "it cannot be parsed")
         place = first["loc"][-1]
         return ApiError(400, f"the body is not valid JSON: {reason} at character {place}", code="invalid_json")
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
     if not where:
         return ApiError(400, "the body must be a JSON object", code="invalid_json")
     message = str(first["msg"]).removeprefix("Value error, ")

@@ -26,7 +26,8 @@ from ferrule.serve.openai.objects import (
     ChatToken,
     Delta,
     ToolCall,
-    usage,
+    Usage,
+    chat_usage,
 )
 from ferrule.serve.openai.sampling import sampling_params
 from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
@@ -78,11 +79,13 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
+def chat_text(engine: Engine, body: ChatRequest, wanted: Asked, *, add_generation_prompt: bool = True) -> str:
     """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
     tools, arguments and options may spell halves of characters as JSON does."""
     messages = template_messages(body.messages)
-    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    text = engine.tokenizer.render_chat(
+        messages, tools=wanted.shown, options=wanted.options, add_generation_prompt=add_generation_prompt
+    )
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -110,7 +113,10 @@ class ChatForm(OpenAIForm):
             )
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("chat.completion", choices, usage(counts))
+        return self.identity.body("chat.completion", choices, self.usage(counts))
+
+    def usage(self, counts: Counts) -> Usage:
+        return chat_usage(counts)
 
     def first(self) -> list[AnswerBody]:
         return [self.event(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]
