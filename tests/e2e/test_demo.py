@@ -8,10 +8,12 @@ import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from anthropic import Anthropic
 from openai import AsyncOpenAI, BadRequestError
 from server_process import Server, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -66,6 +68,24 @@ def test_a_streamed_chat_is_what_one_process_would_say(demo: Server) -> None:
     usage = chunks[-1].usage
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_anthropics_client_gets_the_same_answer(demo: Server) -> None:
+    expected = alone(QUESTION, 48)
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        asked: Any = {"model": "ferrule-demo", "messages": QUESTION, "extra_body": {"temperature": 0}}
+        whole = client.messages.create(**asked, max_tokens=48)
+        with client.messages.stream(**asked, max_tokens=48) as stream:
+            text = "".join(stream.text_stream)
+            streamed = stream.get_final_message()
+        counted = client.messages.count_tokens(model="ferrule-demo", messages=asked["messages"])
+        word = expected.split()[4]
+        stopped = client.messages.create(**asked, max_tokens=48, stop_sequences=[word])
+    assert [block.text for block in whole.content if block.type == "text"] == [text] == [expected]
+    assert whole.usage == streamed.usage
+    assert whole.stop_reason == streamed.stop_reason
+    assert counted.input_tokens == whole.usage.input_tokens
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
 
 
 def test_requests_at_once_are_batched_and_answered_as_if_alone(demo: Server) -> None:

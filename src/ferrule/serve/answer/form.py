@@ -33,6 +33,7 @@ class Collected:
         self.logprobs: list[TokenLogprob] = []
         self.tokens = 0
         self.finish: FinishReason | None = None
+        self.stop: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -41,6 +42,7 @@ class Collected:
         self.logprobs.extend(piece.logprobs)
         self.tokens = piece.tokens
         self.finish = piece.finish
+        self.stop = piece.stop
 
 
 class Form(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Final
 
@@ -34,13 +35,20 @@ class AnthropicFailure(msgspec.Struct):
 class AnthropicErrorBody(msgspec.Struct):
     error: AnthropicFailure
     type: str = "error"
+    request_id: str = msgspec.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
 
 
 class OllamaErrorBody(msgspec.Struct):
     error: str
 
 
-ANTHROPIC_TYPES: Final[Mapping[int, str]] = {**TYPES, 413: "request_too_large", 503: "overloaded_error"}
+ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    **TYPES,
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+"""https://platform.claude.com/docs/en/api/errors"""
 
 
 def error_body(path: str, status: int, message: str, param: str | None, code: str | None) -> msgspec.Struct:

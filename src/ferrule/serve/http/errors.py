@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.http.error_forms import ErrorBody, error_body
+from ferrule.serve.http.error_forms import AnthropicErrorBody, ErrorBody, error_body
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,11 @@ class ApiError(Exception):
 
     def response(self, path: str) -> Response:
         """The answer to a request for ``path``."""
-        return respond(self.body(path), self.status, self.headers)
+        body = self.body(path)
+        headers = self.headers
+        if isinstance(body, AnthropicErrorBody):
+            headers["request-id"] = body.request_id
+        return respond(body, self.status, headers)
 
 
 def api_error(error: Exception) -> ApiError:
@@ -105,15 +109,15 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 def http_error(error: HTTPException, path: str) -> ApiError:
     """Starlette's own refusals: unknown path, wrong method, and what reading the body raised."""
     if error.status_code == 404:
-        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/completions, /health")
+        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/messages, /health")
     if error.status_code == 405:
         return ApiError(405, f"{path} does not accept this method", code="method_not_allowed")
     return ApiError(error.status_code, str(error.detail))
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def described(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Responses of a route for FastAPI's description of the API: these errors."""
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=ErrorBody.__name__)}}}
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=body.__name__)}}}
     return {status: {"description": STATUSES[status], "content": content} for status in statuses}
 
 
@@ -138,7 +142,7 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         description = describe()
-        _, errors = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
+        _, errors = msgspec.json.schema_components([ErrorBody, AnthropicErrorBody], ref_template=REFERENCE)
         schemas = description["components"]["schemas"]
         schemas.update(errors)
         for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400

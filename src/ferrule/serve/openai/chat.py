@@ -59,7 +59,7 @@ def prepare_chat(service: Service, body: ChatRequest) -> PreparedChat:
     if wanted.tools and is_structured(body):
         raise unsupported("tools", "a call would not follow the grammar that is asked for; leave one of them out")
     params = service.grammars.constrained(body, params)
-    text = chat_text(engine, body, wanted)
+    text = chat_text(engine, body, wanted, service.dialect)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)
     reading = ChatReading(service.dialect, text[-PROMPT_END:], wanted.tools, wanted.parallel)
     if params.constraint is not None:  # even if the prompt has opened the model's reasoning
@@ -78,11 +78,23 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
-    """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
-    tools, arguments and options may spell halves of characters as JSON does."""
-    messages = template_messages(body.messages)
+def chat_text(engine: Engine, body: ChatRequest, wanted: Asked, dialect: Dialect) -> str:
+    """The conversation as text, with the beginning of the answer where the request gives it.
+
+    Raises `RequestError` where the model's template refuses it, or it cannot be encoded: tools, arguments and options
+    may spell halves of characters as JSON does."""
+    messages, begun = template_messages(body.messages), ""
+    if body.continue_final_message:
+        if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+            raise RequestError(
+                "continue_final_message: the last message is no text of the assistant's", param="messages"
+            )
+        begun = messages.pop()["content"]
     text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    opened = next((end for start, end in dialect.think if text.rstrip().endswith(start)), None)
+    if begun and opened is not None:  # what was begun is no reasoning
+        text += f"{opened}\n\n"
+    text += begun
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.anthropic.models import model_info, model_page
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
@@ -16,6 +17,9 @@ from ferrule.serve.openai.identity import new_identity
 from ferrule.serve.openai.objects import ModelCard, ModelList
 from ferrule.serve.openai.schemas import ChatRequest, CompletionRequest
 from ferrule.serve.structured.grammars import is_structured
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""Header of every request of Anthropic's clients. Both APIs list models at one path, each in its own form."""
 
 
 def add_routes(app: FastAPI, models: Models) -> None:
@@ -34,12 +38,15 @@ def add_routes(app: FastAPI, models: Models) -> None:
         )
 
     @app.get("/v1/models", responses=described(*OF_ALL))
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
+        if ANTHROPIC_VERSION in request.headers:
+            return respond(model_page(models.cards()))
         return respond(ModelList([model_card(engine) for engine in models.cards()]))
 
     @app.get("/v1/models/{name:path}", responses=described(404, *OF_ALL))
-    async def model(name: str) -> Response:
-        return respond(model_card((await models.service(name)).engine))
+    async def model(name: str, request: Request) -> Response:
+        engine = (await models.service(name)).engine
+        return respond(model_info(engine) if ANTHROPIC_VERSION in request.headers else model_card(engine))
 
 
 def model_card(engine: Engine) -> ModelCard:
