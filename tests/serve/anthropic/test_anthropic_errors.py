@@ -72,6 +72,12 @@ def test_a_wrong_value_is_named(client: Anthropic, fields: Any, told: str) -> No
     assert body["request_id"] == caught.value.request_id
 
 
+def test_an_answer_in_channels_is_not_begun_by_others() -> None:
+    with client_of(scripted("hi"), tool_parser="harmony") as client, pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, **turn({"type": "text", "text": "It"}, role="assistant"))
+    assert "an answer in channels cannot go on" in str(caught.value)
+
+
 def test_what_is_left_out_is_named(client: Anthropic) -> None:
     answer = httpx.post(f"{client.base_url}/v1/messages", json={"messages": HELLO})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "max_tokens: this field is required")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic
-from fake_engine import TEXT, FakeEngine
+from fake_engine import TEXT, FakeEngine, sentencepiece_like
 from messages_client import CALLS, FIRST, HELLO, MODEL, SECOND, WEATHER, client_of, prompt_of, scripted
 
 ASK: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 200}
@@ -152,6 +152,9 @@ def test_an_answer_that_the_client_has_begun_goes_on() -> None:
         assert prompt_of(engine).endswith("<|user|>Weather?<|end|><|assistant|>It will")
         client.messages.create(**{**ASK, "messages": begun}, thinking={"type": "adaptive"})
         assert prompt_of(engine).endswith("<|assistant|><think>\n</think>\n\nIt will")
+    with client_of(FakeEngine("a the", tokenizer=sentencepiece_like())) as client:  # it drops a first space
+        assert plain(client.messages.create(**{**ASK, "messages": begun})) == [" a the"]
+        assert plain(client.messages.create(**ASK)) == ["a the"]
 
 
 def test_tokens_are_counted_as_they_are_used() -> None:

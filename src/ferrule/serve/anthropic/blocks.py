@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -79,7 +78,7 @@ def _call(block: Block, place: str) -> dict[str, Any]:
     given = block.get("input")
     if not isinstance(given, dict):
         raise _wrong(f"{place}.input", "must be a JSON object")
-    function = {"name": _string(block, "name", place), "arguments": json.dumps(given, ensure_ascii=False)}
+    function = {"name": _string(block, "name", place), "arguments": given}
     return {"id": _string(block, "id", place), "type": "function", "function": function}
 
 

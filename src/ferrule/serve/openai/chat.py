@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
+from ferrule.engine import ChatMessage as EngineMessage
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Collected, Counts
@@ -32,7 +33,7 @@ from ferrule.serve.openai.sampling import sampling_params
 from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
 from ferrule.serve.structured.grammars import is_structured
 from ferrule.serve.tools.asked import Asked, asked
-from ferrule.serve.tools.families import Dialect
+from ferrule.serve.tools.families import HARMONY, Dialect
 from ferrule.serve.tools.messages import template_messages
 from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
@@ -65,7 +66,7 @@ def prepare_chat(service: Service, body: ChatRequest) -> PreparedChat:
     if params.constraint is not None:  # even if the prompt has opened the model's reasoning
         reading = ChatReading(Dialect())
     jobs = tuple(
-        Job(index, prompt, own, tuple(body.stop), chat=reading)
+        Job(index, prompt, own, tuple(body.stop), continues=bool(body.continue_final_message), chat=reading)
         for index, own in enumerate(choices(params, body.n or 1))
     )
     return PreparedChat(jobs, len(prompt))
@@ -83,13 +84,8 @@ def chat_text(engine: Engine, body: ChatRequest, wanted: Asked, dialect: Dialect
 
     Raises `RequestError` where the model's template refuses it, or it cannot be encoded: tools, arguments and options
     may spell halves of characters as JSON does."""
-    messages, begun = template_messages(body.messages), ""
-    if body.continue_final_message:
-        if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
-            raise RequestError(
-                "continue_final_message: the last message is no text of the assistant's", param="messages"
-            )
-        begun = messages.pop()["content"]
+    messages = template_messages(body.messages)
+    begun = _begun(messages, dialect) if body.continue_final_message else ""
     text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
     opened = next((end for start, end in dialect.think if text.rstrip().endswith(start)), None)
     if begun and opened is not None:  # what was begun is no reasoning
@@ -102,6 +98,16 @@ def chat_text(engine: Engine, body: ChatRequest, wanted: Asked, dialect: Dialect
             "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
         ) from None
     return text
+
+
+def _begun(messages: list[EngineMessage], dialect: Dialect) -> str:
+    """Text of the last of ``messages``, which is taken out."""
+    last = messages.pop()
+    if last["role"] != "assistant" or "tool_calls" in last:
+        raise RequestError("continue_final_message: the last message is no text of the assistant's", param="messages")
+    if dialect.family == HARMONY:
+        raise unsupported("messages", "an answer in channels cannot go on behind a last message of the assistant's")
+    return last["content"]
 
 
 @dataclass(frozen=True)
