@@ -88,13 +88,15 @@ def test_settings_are_written_and_restored_to_the_byte(name: str, url: str, run:
     assert told(place).keys() >= read(place, before).keys()
     assert url in place.read_text()
     assert MODEL in place.read_text()
-    assert (place.stat().st_mode & 0o777 == 0o600) == (KEY in place.read_text())
+    private = place.stat().st_mode & 0o777 == 0o600
+    assert private == (KEY in place.read_text())
     again = place.read_bytes()
     assert "has it already" in run(name, "--url", url, "--write", "--yes", key=KEY)[1]
     assert place.read_bytes() == again
     # Another model, and back: what was there before the first time is restored.
     assert run(name, "--url", url, "--model", "fake-1b", "--write", "--yes", key=KEY)[0] == 0
     assert place.read_bytes() != again
+    assert private == (place.stat().st_mode & 0o777 == 0o600)
     code, said = run(name, "--undo", "--yes")
     assert (code, place.read_bytes(), place.stat().st_mode & 0o777) == (0, before, 0o640), said
     assert KEY not in said
@@ -120,6 +122,7 @@ def test_what_each_file_says(url: str, run: Any, tmp_path: Path) -> None:
     env = home["claude-code"]["env"]
     assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]) == (url, KEY, MODEL)
     assert (env["ANTHROPIC_DEFAULT_HAIKU_MODEL"], env["CLAUDE_CODE_ATTRIBUTION_HEADER"]) == (MODEL, "0")
+    assert env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "512"
     assert home["codex"] == {
         "model": MODEL,
         "model_provider": "ferrule",
@@ -164,6 +167,8 @@ def test_a_change_by_others_is_told_and_kept_when_written_again(url: str, run: A
     assert run("aider", "--url", url, "--write", "--yes", key=KEY)[0] == 0
     mine = place.read_text() + "dark-mode: true\n"
     place.write_text(mine)
+    code, said = run("aider", "--undo", "--yes")
+    assert (code, "which would be lost" in said, place.read_text()) == (2, True, mine)
     code, said = run("aider", "--undo", said="n\n")
     assert (code, "was changed after it was written" in said, place.read_text()) == (1, True, mine)
     assert run("aider", "--url", url, "--model", "fake-1b", "--write", "--yes", key=KEY)[0] == 0

@@ -72,6 +72,13 @@ def test_a_wrong_value_is_named(client: Anthropic, fields: Any, told: str) -> No
     assert body["request_id"] == caught.value.request_id
 
 
+def test_a_prompt_that_is_too_long_is_told_in_anthropics_words() -> None:
+    with client_of(scripted("hi", max_context=8)) as client, pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client)
+    body: Any = caught.value.body
+    assert body["error"]["message"].startswith("prompt is too long: the prompt has ")
+
+
 def test_an_answer_in_channels_is_not_begun_by_others() -> None:
     with client_of(scripted("hi"), tool_parser="harmony") as client, pytest.raises(anthropic.BadRequestError) as caught:
         ask(client, **turn({"type": "text", "text": "It"}, role="assistant"))

@@ -141,6 +141,10 @@ def _undo(name: str, *, yes: bool) -> None:
 
     wanted, untouched = settings.undoing(name)
     if not untouched and wanted.before != wanted.after:
+        if yes:
+            raise ConfigError(
+                f"{wanted.path} was changed after it was written, which would be lost; without --yes it is shown first"
+            )
         typer.echo(f"{wanted.path} was changed after it was written; that is lost, too:")
     _agree(wanted, f"Restore {wanted.path}?", yes=yes)
     settings.undo(name, wanted)

@@ -64,12 +64,15 @@ def _claude(target: Target) -> dict[str, str]:
     """https://code.claude.com/docs/en/env-vars and /llm-gateway: the base URL is without ``/v1``, the token is sent as
     bearer token, and the settings file's ``env`` has the same variables. Small tasks ask for the model of "haiku",
     others for those of "sonnet" and "opus". The attribution header would change the beginning of every prompt, and
-    telemetry is not for this server (https://www.agentpatterns.ai/context-engineering/kv-cache-invalidation-local-inference/)."""
+    telemetry is not for this server (https://www.agentpatterns.ai/context-engineering/kv-cache-invalidation-local-inference/).
+    Without the window a conversation is taken to have 200,000 tokens before it is compacted."""
+    window = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(target.context)} if target.context else {}
     tiers = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
     return {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_AUTH_TOKEN": target.key or NO_KEY,
         **dict.fromkeys(("ANTHROPIC_MODEL", *tiers), target.model),
+        **window,
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         **_node(target),

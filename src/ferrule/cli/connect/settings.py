@@ -79,7 +79,7 @@ def change(path: Path, kind: str, edits: Sequence[Edit]) -> Change:
     try:
         wanted = merged(read(plain), edits)
         made = edited(plain, edits)
-    except ConfigError as error:
+    except (ConfigError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; nothing was changed: mend it, or make the change by hand") from None
     if not _is(read, made, wanted):
         raise ConfigError(f"{path} is written in a way that cannot be edited safely; make the change by hand")
@@ -115,10 +115,19 @@ def write(client: str, wanted: Change) -> None:
     path = wanted.path.resolve()
     if kept is None or kept.path != str(path) or wanted.before is None or kept.written != _digest(wanted.before):
         folders = [str(each) for each in path.parents if not each.exists()]
-        mode = path.stat().st_mode & 0o7777 if wanted.before is not None else PRIVATE
-        kept = Backup(str(path), wanted.before, mode, "", tuple(folders))
+        kept = Backup(str(path), wanted.before, _mode(path), "", tuple(folders))
     _save(client, msgspec.structs.replace(kept, written=_digest(wanted.after)))
-    _replace(path, wanted.before, wanted.after, PRIVATE if _SECRET.search(wanted.after.decode()) else kept.mode)
+    _replace(
+        path, wanted.before, wanted.after, PRIVATE if _secrets(wanted.after) - _secrets(wanted.before) else _mode(path)
+    )
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777 if path.exists() else PRIVATE
+
+
+def _secrets(data: bytes | None) -> set[str]:
+    return {found[2] for found in _SECRET.finditer((data or b"").decode())}
 
 
 def undoing(client: str) -> tuple[Change, bool]:

@@ -10,8 +10,8 @@ from ferrule.serve.anthropic.schemas import Block, Turn, blocks
 from ferrule.serve.openai.schemas import unsupported
 
 BILLING: Final = "x-anthropic-billing-header:"
-"""Beginning of a system block of Claude Code's that is meant for Anthropic's accounts. It differs in every request, so
-that nothing computed for the last one could be used again; `CLAUDE_CODE_ATTRIBUTION_HEADER=0` leaves it out
+"""Beginning of a line of Claude Code's system prompt that is meant for Anthropic's accounts. It differs in every
+request, so that nothing computed for the last one could be used again; `CLAUDE_CODE_ATTRIBUTION_HEADER=0` leaves it out
 (https://www.agentpatterns.ai/context-engineering/kv-cache-invalidation-local-inference/)."""
 
 SKIPPED: Final = frozenset({"redacted_thinking", "server_tool_use"})
@@ -23,7 +23,8 @@ RESULT: Final = "_tool_result"
 def system_text(given: Sequence[Block]) -> str:
     """The system prompt, its parts as paragraphs."""
     texts = [_text(block, f"system.{at}") for at, block in enumerate(given)]
-    return "\n".join(text for text in texts if not text.startswith(BILLING))
+    shown = [text.partition("\n")[2] if text.startswith(BILLING) else text for text in texts]
+    return "\n".join(filter(None, shown))
 
 
 def messages_of(turns: Sequence[Turn]) -> list[dict[str, Any]]:

@@ -56,6 +56,8 @@ def error_body(path: str, status: int, message: str, param: str | None, code: st
     default = "server_error" if status >= 500 else "invalid_request_error"
     if path.startswith("/v1/messages"):
         default = "api_error" if status >= 500 else default
+        if code == "context_length_exceeded":  # Anthropic's words, by which Claude Code knows that it is to compact
+            message = f"prompt is too long: {message}"
         return AnthropicErrorBody(AnthropicFailure(ANTHROPIC_TYPES.get(status, default), message))
     if path.startswith("/api/"):
         return OllamaErrorBody(message)
