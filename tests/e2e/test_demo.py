@@ -16,6 +16,7 @@ import ollama
 import psutil
 import pytest
 import torch
+from anthropic import Anthropic
 from ollama import ResponseError
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel, Field
@@ -119,6 +120,24 @@ def test_responses_follow_each_other_as_a_chat_does(demo: Server) -> None:
         client.responses.create(
             input="?", tools=[{"type": "function", "name": "f", "parameters": {}, "strict": False}], **ask
         )
+
+
+def test_anthropics_client_gets_the_same_answer(demo: Server) -> None:
+    expected = alone(QUESTION, 48)
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        asked: Any = {"model": "ferrule-demo", "messages": QUESTION, "extra_body": {"temperature": 0}}
+        whole = client.messages.create(**asked, max_tokens=48)
+        with client.messages.stream(**asked, max_tokens=48) as stream:
+            text = "".join(stream.text_stream)
+            streamed = stream.get_final_message()
+        counted = client.messages.count_tokens(model="ferrule-demo", messages=asked["messages"])
+        word = expected.split()[4]
+        stopped = client.messages.create(**asked, max_tokens=48, stop_sequences=[word])
+    assert [block.text for block in whole.content if block.type == "text"] == [text] == [expected]
+    assert whole.usage == streamed.usage
+    assert whole.stop_reason == streamed.stop_reason
+    assert counted.input_tokens == whole.usage.input_tokens
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
 
 
 def test_requests_at_once_are_batched_and_answered_as_if_alone(demo: Server) -> None:

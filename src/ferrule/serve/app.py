@@ -14,6 +14,7 @@ from ferrule.engine import Engine
 from ferrule.errors import ConfigError
 from ferrule.serve.answer.prompt import body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
+from ferrule.serve.anthropic import routes as anthropic_routes
 from ferrule.serve.http.auth import Guard
 from ferrule.serve.http.errors import described, install
 from ferrule.serve.http.respond import respond
@@ -64,6 +65,7 @@ def create_app(
 
     ollama_routes.add_routes(app, models)
     openai_routes.add_routes(app, models, keyed=api_key is not None, tool_parser=tool_parser)
+    anthropic_routes.add_routes(app, models)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)

@@ -36,6 +36,7 @@ class Collected:
         self.tokens = 0
         self.reasoning = 0
         self.finish: FinishReason | None = None
+        self.stop: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -47,6 +48,7 @@ class Collected:
         self.tokens = piece.tokens
         self.reasoning = piece.reasoning
         self.finish = piece.finish
+        self.stop = piece.stop
 
 
 class Form(ABC):

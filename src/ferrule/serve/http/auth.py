@@ -79,7 +79,9 @@ class Guard:
             )
         if self._key is not None and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
             return ApiError(
-                401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+                401,
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
             )
         if scope["method"] == "POST" and not is_json(headers.get("content-type", "")):
             return ApiError(
@@ -96,10 +98,11 @@ def too_large(limit: int) -> ApiError:
 
 
 def has_key(headers: Headers, key: bytes) -> bool:
-    """Whether ``headers`` carry ``key``, compared in constant time."""
+    """Whether ``headers`` carry ``key``, as OpenAI's clients send it or as Anthropic's, compared in constant time."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # Header values arrive decoded as latin-1; back to the bytes that were sent.
-    return hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+    bearer = hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+    return hmac.compare_digest(headers.get("x-api-key", "").strip().encode("latin-1"), key) or bearer
 
 
 def is_loopback_name(host: str) -> bool:

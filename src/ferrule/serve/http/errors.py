@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.http.error_forms import ErrorBody, OllamaErrorBody, error_body
+from ferrule.serve.http.error_forms import AnthropicErrorBody, ErrorBody, OllamaErrorBody, error_body
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,11 @@ class ApiError(Exception):
 
     def response(self, path: str) -> Response:
         """The answer to a request for ``path``."""
-        return respond(self.body(path), self.status, self.headers)
+        body = self.body(path)
+        headers = self.headers
+        if isinstance(body, AnthropicErrorBody):
+            headers["request-id"] = body.request_id
+        return respond(body, self.status, headers)
 
 
 def api_error(error: Exception) -> ApiError:
@@ -105,7 +109,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 def http_error(error: HTTPException, path: str) -> ApiError:
     """Starlette's own refusals: unknown path, wrong method, and what reading the body raised."""
     if error.status_code == 404:
-        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/completions, /health")
+        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/messages, /health")
     if error.status_code == 405:
         return ApiError(405, f"{path} does not accept this method", code="method_not_allowed")
     return ApiError(error.status_code, str(error.detail))
@@ -138,7 +142,8 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         description = describe()
-        _, errors = msgspec.json.schema_components([ErrorBody, OllamaErrorBody], ref_template=REFERENCE)
+        bodies = [ErrorBody, AnthropicErrorBody, OllamaErrorBody]
+        _, errors = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
         schemas = description["components"]["schemas"]
         schemas.update(errors)
         for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400

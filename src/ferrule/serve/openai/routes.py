@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.anthropic.models import model_info, model_page
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
@@ -19,6 +20,9 @@ from ferrule.serve.openai.schemas import ChatRequest, CompletionRequest
 from ferrule.serve.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from ferrule.serve.structured.grammars import is_structured
 from ferrule.serve.tools.families import AUTO
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""Header of every request of Anthropic's clients. Both APIs list models at one path, each in its own form."""
 
 
 def add_routes(app: FastAPI, models: Models, *, keyed: bool, tool_parser: str = AUTO) -> None:
@@ -42,12 +46,15 @@ def add_routes(app: FastAPI, models: Models, *, keyed: bool, tool_parser: str = 
         )
 
     @app.get("/v1/models", responses=described(*OF_ALL))
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
+        if ANTHROPIC_VERSION in request.headers:
+            return respond(model_page(models.cards()))
         return respond(ModelList([await cards.of(engine) for engine in models.cards()]))
 
     @app.get("/v1/models/{name:path}", responses=described(404, *OF_ALL))
-    async def model(name: str) -> Response:
-        return respond(await cards.of((await models.service(name)).engine))
+    async def model(name: str, request: Request) -> Response:
+        engine = (await models.service(name)).engine
+        return respond(model_info(engine) if ANTHROPIC_VERSION in request.headers else await cards.of(engine))
 
     @app.post("/tokenize", response_class=Response, responses=described(*OF_BODIES))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:

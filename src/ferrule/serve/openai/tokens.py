@@ -62,7 +62,7 @@ def tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
         fields = {"messages": body.messages, "tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
         chat = ChatRequest.model_validate(fields)
         wanted = asked(chat, engine.tokenizer, service.dialect)
-        text = chat_text(engine, chat, wanted, add_generation_prompt=body.add_generation_prompt)
+        text = chat_text(engine, chat, wanted, service.dialect, opened=body.add_generation_prompt)
         field, special = "messages", bool(body.add_special_tokens)
     tokens = encode(engine, text, field=field, add_special_tokens=special)
     told = [service.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
