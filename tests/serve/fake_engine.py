@@ -133,6 +133,7 @@ class FakeEngine:
     default_sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.6, top_k=40))
     plan: Plan = field(default_factory=tensor_plan)
     ranks: tuple[RankInfo, ...] = ()
+    adapters: tuple[str, ...] = ()
     calls: list[Call] = field(default_factory=list)
     active: int = 0
     most_active: int = 0

@@ -103,11 +103,15 @@ class AnswerBody(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
+    """``root`` and ``parent``: of one with an adapter, the model that it changes."""
+
     id: str
     created: int
     max_model_len: int
     object: str = "model"
     owned_by: str = "ferrule"
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from msgspec import UNSET
 
 from ferrule.engine import Engine
+from ferrule.serve.answer.adapters import AdapterEngine
 from ferrule.serve.answer.prepared import prepared
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.respond import respond
@@ -43,4 +45,5 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
 
 def model_card(engine: Engine) -> ModelCard:
-    return ModelCard(engine.name, engine.created, engine.max_context)
+    base = engine.base.name if isinstance(engine, AdapterEngine) else UNSET
+    return ModelCard(engine.name, engine.created, engine.max_context, root=base, parent=base)
