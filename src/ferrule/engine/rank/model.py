@@ -24,7 +24,7 @@ from ferrule.engine.architectures import (
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.options import Adapter
 from ferrule.engine.rank import attention, recurrent
-from ferrule.engine.rank.adapters.attach import attach
+from ferrule.engine.rank.adapters.attach import ByModule, attach, read_adapters
 from ferrule.engine.rank.adapters.lora import Adapters
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
@@ -122,6 +122,11 @@ class Blueprint:
     aliases: dict[str, str]
     stage_input: StageInput | None
 
+    def read(self, adapters: Sequence[Adapter]) -> ByModule:
+        """This part of ``adapters``; see `read_adapters`."""
+        whole = empty(self.model.config, self.dtype)
+        return read_adapters(self.model, whole, self.slicings, adapters, self.dtype)
+
     def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: torch.device) -> int:
         """Read this part; see `loading.load`."""
         return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, PACKS)
@@ -196,9 +201,7 @@ def build(
         plan = blueprint(directory, dtype, shard, group, checkpoint)
         added = None
         if adapters:
-            added = attach(
-                plan.model, empty(plan.model.config, plan.dtype), plan.slicings, adapters, plan.dtype, device
-            )
+            added = attach(plan.model, plan.read(adapters), device)
         size = plan.fill(checkpoint, on_bytes, device.torch_device)
     restore_buffers(plan.model, device.torch_device)
     size += 0 if added is None else added.bytes

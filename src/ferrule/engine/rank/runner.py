@@ -92,7 +92,7 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
     names = [device_of(options.device, rank, world.size) for rank in range(world.size)]
     device = open_device(names[world.rank], options.threads)
     in_host_memory = [parse_device(name)[0] == CPU for name in names]
-    if all(in_host_memory) and not options.adapters:  # the native library computes there
+    if all(in_host_memory):  # the native library computes there
         try:
             return StepRunner(options, world, stage, device, on_progress)
         except Unfit as unfit:

@@ -20,35 +20,40 @@ from ferrule.engine.weights.loading import recipes
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 
+ByModule = dict[str, dict[int, Lora]]
+"""By the layer's name and the adapter's number."""
 
-def attach(
-    model: nn.Module,
-    whole: Any,
-    slicings: Mapping[str, Slicing],
-    adapters: Sequence[Adapter],
-    dtype: torch.dtype,
-    device: Device,
-) -> Adapters:
-    """Attach ``adapters``, whose numbers are their places from 1, to ``model``, this rank's part of ``whole``, both
-    without memory yet. ``slicings``: of its parameters. Raises `ModelError` for an adapter of another model, and for
-    one of layers that cannot be adapted, before any matrix is read."""
+
+def read_adapters(
+    model: nn.Module, whole: Any, slicings: Mapping[str, Slicing], adapters: Sequence[Adapter], dtype: torch.dtype
+) -> ByModule:
+    """The matrices of ``adapters``, whose numbers are their places from 1, in host memory: those of the layers of
+    ``model``, this rank's part of ``whole``, both without memory. ``slicings``: of its parameters. Raises `ModelError`
+    for an adapter of another model, and for one of layers that cannot be adapted, before any matrix is read."""
     found = [(each, _layers(each, whole)) for each in adapters]
     for adapter, layers in found:
         for name, pair in layers.items():
             _check(adapter.name, pair, name, model, whole)
-    by_module: dict[str, dict[int, Lora]] = {}
+    by_module: ByModule = {}
     for number, (adapter, layers) in enumerate(found, 1):
         with safe_open(Path(adapter.path) / WEIGHTS, framework="pt") as file:
             for name, pair in layers.items():
                 if _held(model, name) is not None:
                     cut = slicings.get(f"{name}.weight")
-                    a, b = file.get_slice(pair.a.name), file.get_slice(pair.b.name)
-                    parts = (_part(a, cut, 1), _part(b, cut, 0))
-                    a, b = (device.upload(part.to(dtype).contiguous()) for part in parts)
-                    by_module.setdefault(name, {})[number] = Lora(a, b, pair.scale)
+                    a, b = _part(file.get_slice(pair.a.name), cut, 1), _part(file.get_slice(pair.b.name), cut, 0)
+                    lora = Lora(a.to(dtype).contiguous(), b.to(dtype).contiguous(), pair.scale)
+                    by_module.setdefault(name, {})[number] = lora
+    return by_module
+
+
+def attach(model: nn.Module, by_module: ByModule, device: Device) -> Adapters:
+    """Have the layers of ``model`` compute with what `read_adapters` found, on ``device``."""
     attached = Adapters()
     for name, by_number in by_module.items():
-        attached.adapt(name, model.get_submodule(name), by_number)
+        there = {
+            number: Lora(device.upload(each.a), device.upload(each.b), each.scale) for number, each in by_number.items()
+        }
+        attached.adapt(name, model.get_submodule(name), there)
     return attached
 
 
