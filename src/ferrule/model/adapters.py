@@ -14,9 +14,10 @@ from ferrule.model.spec import ModelSpec
 
 
 def with_adapters(spec: ModelSpec, tensors: Iterable[tuple[str, int]]) -> ModelSpec:
-    """``spec`` with ``tensors`` of adapters: their names as PEFT writes them, and how many numbers each has. They are
-    cut as their layers are: where outputs are shared out only ``lora_B``, where inputs are only ``lora_A``. They are
-    held in what is computed in."""
+    """``spec`` with ``tensors`` of adapters, in the engine's memory alone: what the model's own files hold is the same.
+
+    ``tensors``: names as PEFT writes them, and how many numbers each has. They are cut as their layers are: where
+    outputs are shared out only ``lora_B``, where inputs are only ``lora_A``. They are held in what is computed in."""
     counts: Counter[tuple[int, bool]] = Counter()
     for name, count in tensors:
         place = layer_of(name)
@@ -28,7 +29,7 @@ def with_adapters(spec: ModelSpec, tensors: Iterable[tuple[str, int]]) -> ModelS
         if index < len(decoder):  # what is of another model is told by name when it is loaded
             whole, cut = counts[index, False], counts[index, True]
             pieces = together([Numbers(width, cut=False, count=whole), Numbers(width, cut=True, count=cut)])
-            added = Weights(0, (whole + cut) * width, whole * width, pieces)
+            added = Weights(pieces=pieces)
             weights = decoder[index].weights
             decoder[index] = replace(decoder[index], weights=replace(weights, attention=weights.attention + added))
     return replace(spec, decoder=tuple(decoder))
