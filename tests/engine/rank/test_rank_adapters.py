@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import pytest
 import torch
 from in_threads import on_all, thread_groups
@@ -149,6 +150,21 @@ def test_over_a_packed_base_is_as_over_its_numbers(weights: str, tmp_path: Path)
     for runner, split in product(RUNNERS, ((1, 1), (2, 1))):
         found, _ = run(runner, base, (one, two), split, weights)
         assert (found - expected).abs().max() < 1e-3 * expected.abs().max(), (runner, split)
+
+
+def test_over_a_gguf_file_is_as_over_its_numbers(tmp_path: Path) -> None:
+    """Whose queries and keys are stored in another order."""
+    file, model = gguf_models.write(
+        "llama", tmp_path, "Q8_0", intermediate_size=128, attention_bias=False, mlp_bias=False
+    )
+    model.save_pretrained(tmp_path / "numbers")
+    adapters = tuple(
+        find(Adapter(each, str(make_adapter(tmp_path / "numbers", tmp_path / each)))) for each in ("one", "two")
+    )
+    expected, _ = run(TorchRunner, tmp_path / "numbers", adapters, (1, 1))
+    for runner in RUNNERS:
+        found, _ = run(runner, file, adapters, (2, 1))
+        assert (found - expected).abs().max() < 1e-3 * expected.abs().max(), runner
 
 
 def test_matrices_are_cut_as_their_layers_are(tmp_path: Path) -> None:

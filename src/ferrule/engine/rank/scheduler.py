@@ -91,6 +91,7 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
+    _adapted: bool = False  # whether any sequence so far has had an adapter
 
     def add(
         self,
@@ -104,6 +105,7 @@ class Scheduler:
     ) -> None:
         """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`."""
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
+        self._adapted |= adapter != 0
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -212,6 +214,8 @@ class Scheduler:
         return "length" if len(sequence.tokens) >= self.limits.context else None
 
     def _adapters(self, spans: Tokens[Span]) -> tuple[int, ...]:
+        if not self._adapted:
+            return ()
         numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
         return numbers if any(numbers) else ()
 
