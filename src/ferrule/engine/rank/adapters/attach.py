@@ -70,7 +70,8 @@ def _layers(adapter: Adapter, whole: Any) -> dict[str, Pair]:
             )
         found |= {name.removesuffix(".weight"): pairs.pop(key) for key in keys}
     if pairs:
-        raise _of_another(adapter.name, next(iter(pairs.values())), f"{type(whole).__name__} has no such layer")
+        tensor = next(iter(pairs.values())).a.name
+        raise _of_another(adapter.name, f"{tensor} is for a layer that {type(whole).__name__} does not have")
     return found
 
 
@@ -89,13 +90,11 @@ def _check(adapter: str, pair: Pair, name: str, model: nn.Module, whole: Any) ->
     expected = linear.out_features, linear.in_features
     for tensor, given, size in ((pair.a, pair.a.shape[1], expected[1]), (pair.b, pair.b.shape[0], expected[0])):
         if given != size:
-            raise _of_another(adapter, pair, f"{tensor.name} is for {given} features, where {name} has {size}")
+            raise _of_another(adapter, f"{tensor.name} is for {given} features, where {name} has {size}")
 
 
-def _of_another(adapter: str, pair: Pair, why: str) -> ModelError:
-    return ModelError(
-        f"adapter {adapter!r}: {pair.a.name} does not fit this model: {why}; take the adapter of this base, or its base"
-    )
+def _of_another(adapter: str, why: str) -> ModelError:
+    return ModelError(f"adapter {adapter!r} does not fit this model: {why}; take the adapter of this base, or its base")
 
 
 def _held(model: nn.Module, name: str) -> nn.Module | None:
