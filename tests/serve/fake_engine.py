@@ -143,6 +143,7 @@ class FakeEngine:
     plan: Plan = field(default_factory=tensor_plan)
     ranks: tuple[RankInfo, ...] = ()
     spec: ModelSpec = field(default_factory=demo_spec)
+    adapters: tuple[str, ...] = ()
     calls: list[Call] = field(default_factory=list)
     active: int = 0
     most_active: int = 0

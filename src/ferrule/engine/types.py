@@ -35,8 +35,9 @@ class SamplingParams:
     log-probability; None means no log-probabilities at all, 0 the chosen token's only. They are those of the
     model's own distribution, before temperature and cuts; under a ``constraint``, of what that allows.
     ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
-    ``stop_token_ids``, and not under a ``constraint``, whose end they are). Raises `RequestError` for numbers with
-    which no token can be chosen.
+    ``stop_token_ids``, and not under a ``constraint``, whose end they are). ``adapter``: the name of the LoRA adapter
+    that computes with the model; None: the model alone. Raises `RequestError` for numbers with which no token can be
+    chosen.
     """
 
     max_tokens: int | None = None
@@ -53,6 +54,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -196,6 +198,8 @@ class Engine(Protocol):
     """Sampling defaults of the model's generation_config; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
+    adapters: tuple[str, ...]
+    """Names of the LoRA adapters that `SamplingParams.adapter` may say."""
 
     @property
     def spec(self) -> ModelSpec:

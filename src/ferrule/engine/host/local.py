@@ -53,6 +53,7 @@ class LocalEngine:
         self.tokenizer = model.tokenizer
         self.default_sampling = model.default_sampling
         self.ranks: tuple[RankInfo, ...] = ()
+        self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
@@ -74,6 +75,7 @@ class LocalEngine:
             weights=options.weights,
             device=options.device,
             graphs=options.graphs,
+            adapters=model.adapters,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -88,6 +90,8 @@ class LocalEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
+        if params.adapter is not None and params.adapter not in self.adapters:
+            raise RequestError(f"there is no adapter {params.adapter!r}", param="model", code="model_not_found")
         if params.constraint is not None and self.tokenizer.to_json() is None:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank

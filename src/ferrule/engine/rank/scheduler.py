@@ -48,7 +48,7 @@ class Sequence:
 
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
     batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
-    computed one at a time even if they are known already. ``long``: see `Limits.short`.
+    computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
     """
 
     identity: int
@@ -56,6 +56,7 @@ class Sequence:
     prompt: int
     params: SamplingParams
     stepwise: bool = False
+    adapter: int = 0
     whole: int = 0
     long: bool = False
     cached: int = 0
@@ -90,6 +91,7 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
+    _adapted: bool = False  # whether any sequence so far has had an adapter
 
     def add(
         self,
@@ -99,9 +101,11 @@ class Scheduler:
         made: Tokens[int] = (),
         *,
         stepwise: bool = False,
+        adapter: int = 0,
     ) -> None:
-        """``made``: tokens of its answer that are known already."""
-        sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise)
+        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`."""
+        sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
+        self._adapted |= adapter != 0
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -141,7 +145,7 @@ class Scheduler:
         if not spans:
             return None
         released, self._released = tuple(self._released), []
-        return Batch(tuple(spans), tuple(tokens), released)
+        return Batch(tuple(spans), tuple(tokens), released, adapters=self._adapters(spans))
 
     def following(self, batch: Batch) -> Batch | None:
         """The batch after ``batch``, which is under way, as far as it does not depend on the tokens that are chosen for
@@ -161,7 +165,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
         if self._cached_tokens() + len(spans) > limits.cache_tokens:
             return None
-        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released))
+        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released), adapters=batch.adapters)
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
@@ -208,6 +212,12 @@ class Scheduler:
         if params.max_tokens is not None and sequence.generated >= params.max_tokens:
             return "length"
         return "length" if len(sequence.tokens) >= self.limits.context else None
+
+    def _adapters(self, spans: Tokens[Span]) -> tuple[int, ...]:
+        if not self._adapted:
+            return ()
+        numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
+        return numbers if any(numbers) else ()
 
     def _cached_tokens(self) -> int:
         return sum(sequence.cached + sequence.pending for sequence in self.running)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec import UNSET
+
 from ferrule.engine import Engine
+from ferrule.serve.answer.adapters import AdapterEngine
 from ferrule.serve.openai.objects import ModelCard
 from ferrule.serve.tools.families import Dialect, dialect
 
@@ -22,7 +25,8 @@ class Cards:
             speaks = dialect(engine.tokenizer.chat_template, self._tool_parser)
             self._known[key] = await asyncio.to_thread(capabilities, engine, speaks)
         room = engine.max_context
-        return ModelCard(engine.name, engine.created, room, room, room, self._known[key])
+        base = engine.base.name if isinstance(engine, AdapterEngine) else UNSET
+        return ModelCard(engine.name, engine.created, room, room, room, self._known[key], root=base, parent=base)
 
 
 def capabilities(engine: Engine, speaks: Dialect) -> list[str]:

@@ -114,7 +114,8 @@ class AnswerBody(msgspec.Struct):
 
 class ModelCard(msgspec.Struct):
     """``max_model_len``, ``context_length``, ``context_window``: the same number of tokens, as clients of vLLM, of
-    routers and of others look for it. ``capabilities``: words of Ollama's, and some more."""
+    routers and of others look for it. ``capabilities``: words of Ollama's, and some more.
+    ``root`` and ``parent``: of one with an adapter, the model that it changes."""
 
     id: str
     created: int
@@ -124,6 +125,8 @@ class ModelCard(msgspec.Struct):
     capabilities: list[str]
     object: str = "model"
     owned_by: str = "ferrule"
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
