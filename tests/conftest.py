@@ -15,7 +15,9 @@ from ferrule.lab import vm
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")  # how long an example takes says more of the machine than of the code
 
-os.environ["FERRULE_CONFIG"] = os.devnull  # the settings of this machine's user are not those of the tests
+# The settings and API keys of this machine's user are not those of the tests.
+os.environ["FERRULE_CONFIG"] = os.devnull
+os.environ["FERRULE_KEYS_FILE"] = f"{os.devnull}/none"
 
 # Shells start jobs in the background so, and all programs that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

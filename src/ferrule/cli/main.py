@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serving.serve", "Serve a model over the OpenAI API."),
     "generate": ("serving.generate", "Load a model, print its answer to one prompt, and exit."),
     "chat": ("serving.chat", "Talk to a server of the OpenAI API."),
+    "keys": ("keys.app", "API keys of servers: names, models allowed, limits and expiry."),
     "plan": (
         "plan.app",
         "Say how to split a model over machines, how fast that would be, and whether one machine is faster.",

@@ -23,17 +23,18 @@ STATUSES: Final[Mapping[int, str]] = {
     400: "the body is no JSON, or a field has no meaning here; `param` names it",
     401: "the API key is missing or wrong",
     403: "without a key, another name than a loopback one",
-    404: "a model that is not served here",
+    404: "a model that is not served here, or that the key may not use",
     408: "the request was not complete in time",
     413: "the body is too large",
     415: "the body is not declared as JSON",
-    429: "too many requests are waiting",
+    429: "too many requests are waiting, or a limit of the key is reached; `Retry-After` says when to try again",
+    431: "the headers are too many or too large",
     500: "not foreseen; the server's log has the details",
     503: "the model does not run, or the server is closing",
 }
 REFERENCE: Final = "#/components/schemas/{name}"
-OF_ALL: Final = (401, 403, 408, 503)
-OF_BODIES: Final = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
+OF_ALL: Final = (400, 401, 403, 408, 431, 503)
+OF_BODIES: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503)
 
 
 @dataclass(eq=False)
