@@ -15,7 +15,7 @@ from ferrule.engine import Engine
 from ferrule.serve.answer.prompt import body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
 from ferrule.serve.http.auth import Guard
-from ferrule.serve.http.errors import described, install
+from ferrule.serve.http.errors import described, described_as, install
 from ferrule.serve.http.respond import respond
 from ferrule.serve.keys.allowed import AllowedModels
 from ferrule.serve.keys.keyring import Keyring
@@ -30,7 +30,10 @@ EXPOSED = (
 )
 """Headers that pages of other origins may read."""
 
-HEALTH_RESPONSES = {**described(403, 408), 503: {"description": "the model does not run; `status` says why"}}
+HEALTH_RESPONSES = {
+    **described(400, 403, 408, 431, ok=HealthBody),
+    503: described_as("the model does not run; `status` says why", HealthBody),
+}
 
 
 def create_app(
@@ -73,7 +76,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[*EXPOSED],
         )
-    install(app)
+    install(app, keyed=keyring.keyed)
 
     openai_routes.add_routes(app, models)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.config import is_loopback
@@ -107,7 +108,7 @@ class Guard:
             )
         if scope["path"] not in OPEN_PATHS:
             exchange.caller = self._keys.caller(headers)
-        if scope["method"] == "POST" and not is_json(headers.get("content-type", "")):
+        if scope["method"] == "POST" and not is_json(headers.get("content-type", "")) and is_taken(scope):
             raise ApiError(
                 415, "the body must be JSON; send the header 'Content-Type: application/json'", code="not_json"
             )
@@ -162,6 +163,11 @@ def check_origins(origins: Sequence[str], *, keyed: bool) -> None:
                 f"--allow-origin {origin}: an origin is a scheme, a host and perhaps a port, such as "
                 "https://chat.example or http://localhost:3000, without a path"
             )
+
+
+def is_taken(scope: Scope) -> bool:
+    """Whether the application has the request's path with its method: else it answers 404 or 405 by itself."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
 
 
 def is_json(content_type: str) -> bool:

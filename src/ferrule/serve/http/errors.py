@@ -11,10 +11,11 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.http.error_forms import ErrorBody, error_body
+from ferrule.serve.http.error_forms import error_body, error_type
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -112,14 +113,65 @@ def http_error(error: HTTPException, path: str) -> ApiError:
     return ApiError(error.status_code, str(error.detail))
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Responses of a route for FastAPI's description of the API: these errors."""
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=ErrorBody.__name__)}}}
-    return {status: {"description": STATUSES[status], "content": content} for status in statuses}
+class Description(dict[str, Any]):
+    """One response of a route, as OpenAPI describes it. ``struct``: what its JSON is, for `install` to find."""
+
+    struct: type[msgspec.Struct] | None = None
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of ``app``'s routes leave in the form of its API, and the app's description say so."""
+def described(
+    *statuses: int, ok: type[msgspec.Struct] | None = None, stream: str | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """Responses of a route for FastAPI's description of the API: these errors, each as the API of its path writes them.
+
+    ``ok``: JSON of the answer with status 200, ``stream``: its media type where it comes in pieces."""
+    found: dict[int | str, dict[str, Any]] = {status: described_as(STATUSES[status]) for status in statuses}
+    if ok is not None:
+        found[200] = described_as("the answer", ok, stream)
+    return found
+
+
+def described_as(text: str, struct: type[msgspec.Struct] | None = None, stream: str | None = None) -> Description:
+    """One response: what it is, ``struct`` of its JSON (None: an error), and media type of a ``stream`` instead."""
+    found = Description(description=text)
+    found.struct = struct
+    if stream is not None:
+        found["content"] = {stream: {"schema": {"type": "string"}}}
+    return found
+
+
+def complete(description: dict[str, Any], app: FastAPI, *, keyed: bool) -> None:
+    """Tell in FastAPI's ``description`` of ``app`` what it cannot know: structs, keys, and that bad bodies are 400."""
+    components = description.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    if keyed:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    for methods in description["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for route in app.routes:
+        if not isinstance(route, APIRoute) or not route.include_in_schema:
+            continue
+        for status, response in route.responses.items():
+            if not isinstance(response, Description):
+                continue
+            struct = response.struct or error_type(route.path)
+            (schema,), parts = msgspec.json.schema_components([struct], ref_template=REFERENCE)
+            schemas.update(parts)
+            for method in route.methods or ():
+                operation = description["paths"][route.path_format][method.lower()]
+                told = operation["responses"][str(status)]
+                told.setdefault("content", {})["application/json"] = {"schema": schema}
+                if keyed and status == 401:
+                    operation["security"] = [{"key": []}]
+
+
+def install(app: FastAPI, *, keyed: bool) -> None:
+    """Make every error of ``app``'s routes leave in the form of its API, and the app's description say so.
+
+    ``keyed``: requests need a key, by the same description."""
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -138,16 +190,9 @@ def install(app: FastAPI) -> None:
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
-        description = describe()
-        _, errors = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
-        schemas = description["components"]["schemas"]
-        schemas.update(errors)
-        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400
-            schemas.pop(unused, None)
-        for methods in description["paths"].values():
-            for operation in methods.values():
-                operation["responses"].pop("422", None)
-        return description
+        if app.openapi_schema is None:
+            complete(describe(), app, keyed=keyed)
+        return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     app.add_exception_handler(RequestValidationError, on_validation)

@@ -102,6 +102,18 @@ class AnswerBody(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+class ChatBody(AnswerBody):
+    """`AnswerBody` of a chat, for the description of the API."""
+
+    choices: Sequence[ChatChoice]
+
+
+class TextBody(AnswerBody):
+    """`AnswerBody` of a completion, for the description of the API."""
+
+    choices: Sequence[TextChoice]
+
+
 class ModelCard(msgspec.Struct):
     id: str
     created: int

@@ -58,9 +58,13 @@ def _are_tokens(items: list[Any]) -> bool:
 Whole = Annotated[int, BeforeValidator(whole_number)]
 TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(token_limit)]
 Stops = Annotated[list[str], BeforeValidator(stop_strings, json_schema_input_type=str | list[str] | None)]
+_Prompts = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[str] | list[int] | list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1)]
+)
 Prompt = Annotated[
     list[str | list[int]],
-    BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+    BeforeValidator(prompt_list, json_schema_input_type=_Prompts),
 ]
 
 
