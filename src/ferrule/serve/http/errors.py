@@ -34,6 +34,8 @@ STATUSES: Final[Mapping[int, str]] = {
     503: "the model does not run, or the server is closing",
 }
 REFERENCE: Final = "#/components/schemas/{name}"
+EVENT: Final = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+"""One event of a stream, as OpenAPI 3.2 describes them."""
 OF_ALL: Final = (400, 401, 403, 408, 431, 503)
 OF_BODIES: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503)
 
@@ -136,7 +138,7 @@ def described_as(text: str, struct: type[msgspec.Struct] | None = None, stream: 
     found = Description(description=text)
     found.struct = struct
     if stream is not None:
-        found["content"] = {stream: {"schema": {"type": "string"}}}
+        found["content"] = {stream: {"schema": EVENT if stream == "text/event-stream" else {}}}
     return found
 
 

@@ -96,7 +96,8 @@ def make_certificate(names: frozenset[str], addresses: frozenset[Address]) -> tu
     now = datetime.now(UTC)
     usage = dict.fromkeys(("key_encipherment", "data_encipherment", "key_agreement", "content_commitment"), False)
     signs = dict.fromkeys(("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False)
-    alternatives = [*map(x509.DNSName, sorted(names)), *map(x509.IPAddress, sorted(addresses, key=str))]
+    alternatives: list[x509.GeneralName] = [x509.DNSName(each) for each in sorted(names, key=_localhost_first)]
+    alternatives += [x509.IPAddress(each) for each in sorted(addresses, key=str)]
     made = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # clocks differ
@@ -112,6 +113,11 @@ def make_certificate(names: frozenset[str], addresses: frozenset[Address]) -> tu
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return made, private
+
+
+def _localhost_first(name: str) -> tuple[bool, str]:
+    """The first name is the one by which `ferrule serve` shows its own address."""
+    return name != "localhost", name
 
 
 def own_names(host: str) -> tuple[frozenset[str], frozenset[Address]]:

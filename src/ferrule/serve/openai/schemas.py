@@ -56,7 +56,10 @@ def _are_tokens(items: list[Any]) -> bool:
 
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
-TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(token_limit)]
+TokenLimit = Annotated[
+    Annotated[int, Field(ge=0)] | None,
+    BeforeValidator(token_limit, json_schema_input_type=Annotated[int, Field(ge=-1)] | None),
+]
 Stops = Annotated[list[str], BeforeValidator(stop_strings, json_schema_input_type=str | list[str] | None)]
 _Prompts = (
     Annotated[str, Field(min_length=1)]
