@@ -33,6 +33,7 @@ def test_all_checks_of_schemathesis_hold(tmp_path: Path, seconds: int) -> None:
                 *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)),
                 *("run", f"{url}/openapi.json", "--checks", "all", "--header", "Authorization: Bearer key"),
                 *("--max-time", str(seconds), "--seed", "1", "--suppress-health-check", "all", "--no-color"),
+                "--continue-on-failure",
             ],
             cwd=tmp_path,
             text=True,
