@@ -65,7 +65,7 @@ def test_a_log_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     with served(log.around(create_app(FakeEngine(), api_key=None))) as port:
         for at in range(2):
             httpx.get(f"http://127.0.0.1:{port}/health")
-            until(lambda: len(lines(file)) == 1)
+            until(lambda: file.exists() and len(lines(file)) == 1)
             file.rename(tmp_path / f"old-{at}")
     log.close()
 
