@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -87,6 +88,7 @@ async def serve(
             if engine is not None:
                 app = create_app(engine, api_key=api_key, keys=keys, origins=origins, tool_parser=tool_parser)
                 gate.app = app
+                _spare_collector()
                 on_ready(engine)
                 await _watch(engine, stop)
                 app.state.models.close()
@@ -95,6 +97,12 @@ async def serve(
             await asyncio.gather(http, _close(engine))
             if requests is not None:
                 requests.close()
+
+
+def _spare_collector() -> None:
+    """Take what is there for good out of the garbage collector's rounds: each would hold up every request for 80 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | None:

@@ -16,6 +16,7 @@ from ferrule.config import is_loopback
 from ferrule.errors import ConfigError
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.exchange import Exchange, exchange_of
+from ferrule.serve.http.turns import Turns
 from ferrule.serve.keys.keyring import Caller, Keyring
 from ferrule.serve.keys.limits import Limiter
 from ferrule.units import format_bytes
@@ -54,6 +55,7 @@ class Guard:
         self._keys = keys
         self._limit = body_limit
         self._held = 0
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,6 +83,8 @@ class Guard:
                 raise HTTPException(413, too_large(self._limit).message)
             if self._held > MAX_HELD_BYTES:
                 raise HTTPException(503, "the server holds too many large requests; try again", {"Retry-After": "1"})
+            if message["type"] == "http.request" and not message.get("more_body") and scope["method"] == "POST":
+                await self._turns.next()
             return message
 
         try:
