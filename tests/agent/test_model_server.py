@@ -1,12 +1,14 @@
 """Reports of a model server on itself."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 from agents import desired, make_home, until
 from ferrule.agent.models import server as model_server
 from ferrule.agent.models.server import ModelServer
 from ferrule.engine.types import Health
+from ferrule.serve.http.self_signed import SelfSigned, own_directory
 
 HERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="tensor"), hosts=("a", "b"), prediction=None)
 ELSEWHERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="single"), hosts=("a",), prediction=None)
@@ -47,3 +49,28 @@ def test_the_speed_is_that_of_the_place_where_the_model_is(tmp_path, monkeypatch
         assert server.state().detail == "no memory"
 
     asyncio.run(scene())
+
+
+def test_clients_need_the_keys_of_this_host_and_are_served_with_its_own_certificate(tmp_path, monkeypatch):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    monkeypatch.setenv("FERRULE_KEYS_FILE", str(tmp_path / "keys.json"))
+    given = {}
+
+    async def serve(_load, listener, **options):
+        listener.close()
+        given.update(options)
+
+    async def tell(_self):
+        pass
+
+    monkeypatch.setattr(model_server, "serve", serve)
+    monkeypatch.setattr(ModelServer, "_tell", tell)
+    home, own = make_home(tmp_path, "here"), own_directory()
+    wanted = replace(
+        desired(home.settings.host), port=0, certificate=str(own / "cert.pem"), request_log=str(tmp_path / "log")
+    )
+    asyncio.run(ModelServer(home, "demo", wanted).run())
+    assert isinstance(given["tls"], SelfSigned)
+    assert given["keys"] == tmp_path / "keys.json"
+    given["requests"].close()
+    assert (tmp_path / "log").exists()
