@@ -51,10 +51,15 @@ def test_it_is_made_anew_for_another_name_and_before_it_ends(
     assert "it lacked 10.9.8.7" in caplog.text
     assert SelfSigned("127.0.0.1", tmp_path).fingerprint == other, "names that were there stay"
     monkeypatch.setattr(self_signed, "RENEWED_BEFORE", self_signed.LIFE)
-    renew(tmp_path, "127.0.0.1")
+    renew(tmp_path)
     assert "the former one was about to end" in caplog.text
     chain = tmp_path / "cert.pem"
+    kept = chain.read_text()
     monkeypatch.setattr(self_signed, "RENEWED_BEFORE", timedelta(days=30))
+    monkeypatch.setattr(self_signed, "own_names", lambda host: (frozenset({"another"}), frozenset()))
+    renew(tmp_path)
+    assert chain.read_text() == kept, "where a server runs, a name that is new waits for the next start"
+    monkeypatch.undo()
     chain.write_text("damaged")
     assert SelfSigned("127.0.0.1", tmp_path).name == "localhost"
 

@@ -11,7 +11,6 @@ import os
 import queue
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from logging.handlers import QueueListener, WatchedFileHandler
 from pathlib import Path
@@ -56,7 +55,7 @@ class RequestLog:
         else:
             path = Path(target).expanduser()
             try:
-                handler = _PrivateFile(path, delay=False)
+                handler = _PrivateFile(path, encoding="utf-8")
             except OSError as error:
                 raise ConfigError(f"the request log {path} cannot be written: {error.strerror}") from None
         self._lines: queue.Queue[logging.LogRecord] = queue.Queue(MOST_WAITING)
@@ -101,13 +100,7 @@ class RequestLog:
             log.warning("the request log is too slow; lines are dropped: %d so far", self._dropped)
 
 
-def request_line(
-    scope: Scope,
-    exchange: Exchange,
-    began: datetime,
-    status: int,
-    clock: Callable[[], float] = time.monotonic,
-) -> RequestLine:
+def request_line(scope: Scope, exchange: Exchange, began: datetime, status: int) -> RequestLine:
     client = scope.get("client")
     first = exchange.first_token
     return RequestLine(
@@ -121,7 +114,7 @@ def request_line(
         exchange.prompt_tokens,
         exchange.completion_tokens,
         None if first is None else round(first - exchange.begun, 4),
-        round(clock() - exchange.begun, 4),
+        round(time.monotonic() - exchange.begun, 4),
     )
 
 
@@ -135,9 +128,6 @@ def declared_path(scope: Scope) -> str | None:
 
 class _PrivateFile(WatchedFileHandler):
     """A file of this user alone."""
-
-    def __init__(self, path: Path, *, delay: bool) -> None:
-        super().__init__(path, delay=delay, encoding="utf-8")
 
     def _open(self):  # type: ignore[no-untyped-def]  # the stream's type differs among versions
         os.close(os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))

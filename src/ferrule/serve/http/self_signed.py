@@ -58,25 +58,26 @@ class SelfSigned(ServerTls):
         if now - self._looked > LOOK_SECONDS:
             self._looked = now
             try:
-                renew(self._folder, self._host)
+                renew(self._folder)
             except ConfigError as error:
                 log.error("%s", error)
         return super().context()
 
 
-def renew(folder: Path, host: str) -> None:
+def renew(folder: Path, host: str | None = None) -> None:
     """Make the certificate and key of ``folder`` anew, unless they hold for a while and for all names of this host.
 
-    Names of the former certificate are kept: an address that comes and goes must not change it each time."""
+    ``host``: as `SelfSigned` takes it; None where a server runs: what it has changes for its end only. Names of the
+    former certificate are kept: an address that comes and goes must not change it each time."""
     chain, key = folder / "cert.pem", folder / "key.pem"
-    names, addresses = own_names(host)
+    names, addresses = own_names(host or "localhost")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(folder / "lock", LOCK_SECONDS):
             former = _former(chain)
             there = _names_of(former)
             ends = datetime.now(UTC) + RENEWED_BEFORE
-            lacks = names - there[0] | {str(each) for each in addresses - there[1]}
+            lacks = set() if host is None else names - there[0] | {str(each) for each in addresses - there[1]}
             if former is not None and key.is_file() and former.not_valid_after_utc > ends and not lacks:
                 return
             made, private = make_certificate(_some(names, there[0]), _some(addresses, there[1]))
@@ -160,7 +161,10 @@ def _former(chain: Path) -> x509.Certificate | None:
 def _names_of(certificate: x509.Certificate | None) -> tuple[frozenset[str], frozenset[Address]]:
     if certificate is None:
         return frozenset(), frozenset()
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:  # somebody's own
+        return frozenset(), frozenset()
     addresses = names.get_values_for_type(x509.IPAddress)
     return (
         frozenset(names.get_values_for_type(x509.DNSName)),
