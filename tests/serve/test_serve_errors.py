@@ -47,6 +47,7 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
         (chat, {"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
         (chat, {"presence_penalty": -2.5}, "presence_penalty", "greater"),
         (chat, {"stop": ["a"] * 65}, "stop", "at most 64"),
+        (chat, {"stop": {}}, "stop", "at most 64"),
         (chat, {"stop": [""]}, "stop", "1 to 1024 characters"),
         (chat, {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         (chat, {"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),

@@ -15,6 +15,7 @@ from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.openai.form import OpenAIForm
 from ferrule.serve.openai.identity import Identity
+from ferrule.serve.openai.infill import infilled
 from ferrule.serve.openai.objects import AnswerBody, TextChoice, TextLogprobs, Usage, usage
 from ferrule.serve.openai.sampling import check_token, sampling_params
 from ferrule.serve.openai.schemas import CompletionRequest, refuse_unsupported
@@ -26,7 +27,8 @@ def answer_completion(service: Service, body: CompletionRequest, identity: Ident
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     params = service.grammars.constrained(body, params)
-    prompts = [prompt_tokens(engine, prompt) for prompt in body.prompt]
+    texts = [infilled(engine, prompt, body.suffix) for prompt in body.prompt] if body.suffix else body.prompt
+    prompts = [prompt_tokens(engine, prompt) for prompt in texts]
     asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]
     jobs = [Job(index, prompt, own, tuple(body.stop), continues=True) for index, (prompt, own) in enumerate(asked)]
     echoes = [prompt_text(engine, prompt) for prompt in body.prompt for _ in range(body.n or 1)] if body.echo else []
