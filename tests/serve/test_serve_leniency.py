@@ -107,7 +107,7 @@ def test_the_description_names_the_errors_that_come_and_no_others() -> None:
     answer = description["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert answer["application/json"]["schema"] == {"$ref": "#/components/schemas/openai.ChatBody"}
     assert set(answer["text/event-stream"]["schema"]["properties"]) == {"event", "data"}
-    assert "choices" in description["components"]["schemas"]["ChatBody"]["required"]
+    assert "choices" in description["components"]["schemas"]["openai.ChatBody"]["required"]
     assert "securitySchemes" not in description["components"]
     keyed = create_app(FakeEngine(), api_key="key").openapi()
     assert keyed["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]

@@ -44,4 +44,4 @@ def test_all_checks_of_schemathesis_hold(tmp_path: Path, seconds: int) -> None:
         )
     assert done.returncode == 0, done.stdout[-20_000:]
     assert "Tested: 0" not in done.stdout
-    assert len(engine.calls) > 10, "requests got as far as the model"
+    assert len(engine.calls) >= 3, "requests got as far as the model"
