@@ -18,10 +18,11 @@ comes back by itself when it can be. ``failed``: it does not come back."""
 
 @dataclass(frozen=True)
 class Constraint:
-    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), or a
-    context-free grammar in llguidance's variant of Lark's notation."""
+    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), a
+    context-free grammar in llguidance's variant of Lark's notation, or several of these as that library's own JSON,
+    the first of which refers to the others."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "grammars"]
     text: str
 
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 from ferrule.errors import ConfigError
 from ferrule.serve.tools import delimited, harmony, llama, mistral
 from ferrule.serve.tools.parts import Format, Tools
+from ferrule.serve.tools.pieces import HEADS, Pieces
 from ferrule.serve.tools.reader import Plain, Reader, Reads
 
 THINK: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -75,16 +76,19 @@ class Dialect:
         """An id for a call. Mistral's templates refuse others than nine letters and digits."""
         return uuid4().hex[:9] if self.family == "mistral" else f"call_{uuid4().hex[:24]}"
 
-    def reader(self, prompt_end: str, tools: Tools | None) -> Reads:
-        """Reader of an answer to a prompt that ends with ``prompt_end``. ``tools``: None where no calls are wanted."""
+    def reader(self, prompt_end: str, tools: Tools | None, *, pieces: bool = False) -> Reads:
+        """Reader of an answer to a prompt that ends with ``prompt_end``. ``tools``: None where no calls are wanted.
+        ``pieces``: give calls as they are written, where the format carries JSON, as `CallPiece`."""
         if self.family == HARMONY:
-            return harmony.Harmony(calls=tools is not None)
+            return harmony.Harmony(calls=tools is not None, pieces=pieces)
         if self.family is None and not self.think:
             return Plain()
         form = None if self.family is None or tools is None else FORMATS[self.family]
         end = prompt_end.rstrip()
         thinking = next((pair for pair in self.think if end.endswith(pair[0])), None)
-        return Reader(form, self.think, thinking=thinking, tools=tools)
+        head = HEADS.get(self.family or "") if pieces else None
+        told = None if head is None else Pieces(head)
+        return Reader(form, self.think, thinking=thinking, tools=tools, pieces=told)
 
 
 def check_parser(name: str) -> None:
