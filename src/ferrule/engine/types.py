@@ -152,10 +152,12 @@ class ChatMessage(TypedDict):
 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that serving needs. ``warning``: what is wrong with its chat template.
-    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``."""
+    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``.
+    ``response_template``: what transformers calls so, which says how answers are to be read."""
 
     eos_token_id: int | None
     chat_template: str | None
+    response_template: Mapping[str, Any] | None
     template_names: frozenset[str]
     has_chat_template: bool
     warning: str | None

@@ -43,7 +43,8 @@ def create_app(
     """
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
-    service = Service(engine, dialect(engine.tokenizer.chat_template, tool_parser), max_sequences=max_sequences)
+    spoken = dialect(engine.tokenizer.chat_template, tool_parser, engine.tokenizer.response_template)
+    service = Service(engine, spoken, max_sequences=max_sequences)
     models = OneModel(service)
 
     @asynccontextmanager

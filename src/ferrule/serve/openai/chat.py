@@ -36,8 +36,8 @@ from ferrule.serve.tools.messages import template_messages
 from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
 
-PROMPT_END = 64
-"""Characters at the end of a prompt by which is seen whether it has opened the model's reasoning."""
+PROMPT_END = 256
+"""Characters at the end of a prompt by which is seen where an answer begins, and if its reasoning has been opened."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,11 @@ def prepare_chat(service: Service, body: ChatRequest, *, pieces: bool = False) -
     if constrained.constraint is not None:
         params = replace(params, constraint=constrained.constraint)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)
-    reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, pieces=pieces and constrained.sure)
+    own = constrained.constraint is not None
+    reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own, pieces and constrained.sure)
     jobs = tuple(
-        Job(index, prompt, own, tuple(body.stop), chat=reading)
-        for index, own in enumerate(choices(params, body.n or 1))
+        Job(index, prompt, each, tuple(body.stop), chat=reading)
+        for index, each in enumerate(choices(params, body.n or 1))
     )
     return PreparedChat(jobs, len(prompt))
 

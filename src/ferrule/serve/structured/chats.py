@@ -9,7 +9,7 @@ from typing import Any
 
 from ferrule.engine import Constraint
 from ferrule.errors import RequestError
-from ferrule.serve.openai.schemas import ChatRequest
+from ferrule.serve.openai.schemas import ChatRequest, unsupported
 from ferrule.serve.structured.grammars import Grammars, asked_constraint
 from ferrule.serve.tools.asked import Asked
 from ferrule.serve.tools.families import Dialect
@@ -33,7 +33,11 @@ def constrained_chat(
     compiled. Takes up to some seconds: to be called beside the event loop."""
     asked = asked_constraint(body)
     forced, tools = wanted.forced is not None, wanted.tools is not None
-    sure = tools and (forced or bool(wanted.strict) or asked is not None)
+    if tools and asked is not None and dialect.family is None:
+        raise unsupported(
+            "tools", "this model's format of calls has no grammar; leave them out, or the response format"
+        )
+    sure = tools and dialect.family is not None and (forced or bool(wanted.strict) or asked is not None)
     if asked is None and not sure and wanted.budget is None:
         return Constrained()
     field = asked[0] if asked else "tool_choice" if forced else "tools" if sure else "reasoning_budget"

@@ -46,7 +46,7 @@ def asked(body: ChatRequest, tokenizer: Tokenizer, dialect: Dialect) -> Asked:
     forced = _forced(body)
     if "tools" not in tokenizer.template_names:
         raise unsupported("tools", "this model's chat template knows no tools; leave them out, or serve another model")
-    if dialect.family is None:
+    if not dialect.calls or (forced is not None and dialect.family is None):
         raise unsupported(
             "tools",
             "how this model writes calls cannot be told by its chat template; start the server with --tool-parser NAME",

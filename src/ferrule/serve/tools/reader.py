@@ -71,7 +71,7 @@ class Reader:
         self._buffer = ""
         self._after_call = False
         self._at_start = True
-        self._out = _Output()
+        self._out = Output()
         self._final = self._ended = False
         self._steps: dict[_Mode, Callable[[], bool]] = {
             _Mode.START: self._start,
@@ -196,7 +196,7 @@ class Reader:
         return released
 
 
-class _Output:
+class Output:
     """Parts in order. White space around reasoning and calls is dropped; within text it is kept."""
 
     def __init__(self) -> None:

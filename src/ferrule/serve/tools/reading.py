@@ -12,12 +12,14 @@ from ferrule.serve.tools.parts import Call, CallPiece, Part, Tools
 @dataclass(frozen=True)
 class ChatReading:
     """How the answer to a prompt that ends with ``prompt_end`` is read. ``tools``: None where no calls are wanted.
-    ``parallel``: whether there may be more than one. ``pieces``: calls come as they are written (`CallPiece`)."""
+    ``parallel``: whether there may be more than one. ``own``: it follows a grammar of the dialect's
+    family. ``pieces``: calls come as they are written (`CallPiece`)."""
 
     dialect: Dialect
     prompt_end: str = ""
     tools: Tools | None = None
     parallel: bool = True
+    own: bool = False
     pieces: bool = False
 
 
@@ -25,7 +27,7 @@ class Reading:
     """Reads one answer. Log-probabilities go with the part that their tokens are in, or the next that is sent."""
 
     def __init__(self, chat: ChatReading) -> None:
-        self._reader = chat.dialect.reader(chat.prompt_end, chat.tools, pieces=chat.pieces)
+        self._reader = chat.dialect.reader(chat.prompt_end, chat.tools, own=chat.own, pieces=chat.pieces)
         self._dialect, self._parallel = chat.dialect, chat.parallel
         self._calls = 0
         self._logprobs: list[TokenLogprob] = []
