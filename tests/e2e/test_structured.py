@@ -33,22 +33,23 @@ SPLITS = [
 LONG = Constraint(
     "json_schema", json.dumps({"type": "array", "items": SCHEMAS["log line"], "minItems": 3, "maxItems": 4})
 )
-CALLS = {"log": SCHEMAS["log line"], "judge": SCHEMAS["sentiment"]}
+CALLS = {"log": SCHEMAS["log line"]}
+SENTIMENT = Constraint("json_schema", json.dumps(SCHEMAS["sentiment"]))
 END_OF_THOUGHT, BUDGET = 7, 25
-FORCED = constraint_of(
+TOGETHER_WITH_TOOLS = constraint_of(
     Lark({"</think>": END_OF_THOUGHT}),
-    Sought(CALLS, required=True, parallel=False, sure=True, budget=BUDGET),
+    Sought(CALLS, parallel=False, sure=True, constraint=SENTIMENT, budget=BUDGET),
     dialect("</think>", "hermes"),
     "",
     "<think>",
 )
-"""One call, after reasoning that the prompt has opened and its budget ends: by a token that stands for the mark."""
+"""A call or JSON, after reasoning that the prompt has opened and its budget ends: by a token that stands for a mark."""
 PARAMS = (
     SamplingParams(constraint=LONG, temperature=0.0, max_tokens=150),
     SamplingParams(constraint=LONG, temperature=1.0, seed=5, presence_penalty=0.5, logit_bias={9: 5.0}, max_tokens=150),
     SamplingParams(constraint=Constraint("regex", "([a-z]{3}-){30}"), seed=2, max_tokens=150, ignore_eos=True),
     SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True),
-    SamplingParams(constraint=FORCED, temperature=1.0, seed=3, max_tokens=400),
+    SamplingParams(constraint=TOGETHER_WITH_TOOLS, temperature=1.0, seed=3, max_tokens=400),
 )
 """Beside each other: constrained in several ways, and not at all."""
 KILLED_AT = 40
@@ -147,8 +148,10 @@ def whole() -> list[Told]:
         assert tokens.index(END_OF_THOUGHT) == BUDGET
         reader = dialect("</think>", "hermes").reader("", Tools(CALLS))
         parts = [*reader.push(engine.tokenizer.decode(tokens[BUDGET + 1 :])), *reader.finish(ended=True)]
-        ((name, arguments),) = [(part.name, part.arguments) for part in parts if isinstance(part, Call)]
-        jsonschema.Draft202012Validator(CALLS[name]).validate(json.loads(arguments))
+        (said,) = parts
+        schema = CALLS[said.name] if isinstance(said, Call) else SCHEMAS["sentiment"]
+        text = said.arguments if isinstance(said, Call) else said.text
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
         return told
 
     found: list[Told] = with_engine((1, 1), refused_and_answered)

@@ -72,9 +72,11 @@ def test_strict_calls_have_a_grammar_once_they_begin(serving: Serving) -> None:
     assert not follows(engine, CALL.replace("2", '"2"'))
     assert not follows(engine, "I look. " + CALL.replace("weather", "unknown"))
     broken = {**WEATHER, "function": {**WEATHER["function"], "parameters": {"properties": {"a": {"type": "strin"}}}}}
+    loose = {"type": "function", "function": {**broken["function"], "name": "loose", "strict": False}}
     with pytest.raises(openai.BadRequestError, match="properties/a") as caught:
-        ask(client, tools=[OTHER, broken])
+        ask(client, tools=[loose, broken])
     assert caught.value.param == "tools[1].function.parameters"
+    ask(client, tools=[loose, WEATHER])
 
 
 def test_strict_is_a_wish_where_the_tokenizer_follows_no_grammar(
@@ -104,10 +106,16 @@ def test_a_schema_comes_after_the_reasoning_or_instead_of_a_call(serving: Servin
     assert follows(engine, engine.text)
     assert follows(engine, THOUGHT + CALL)
     assert not follows(engine, "No.")
+    ask(client, response_format=FORM, tool_choice="required")
+    assert follows(engine, CALL)
+    assert not follows(engine, '{"ok": 1}')
     thinks = {"chat_template_kwargs": {"enable_thinking": True}}  # the template opens it
     ask(client, tools=None, extra_body={"structured_outputs": {"regex": "a/b+"}, **thinks})
     assert follows(engine, "hm</think>a/bb")
     assert not follows(engine, "a/bb")
+    ask(client, tools=None, reasoning_effort="none", extra_body={"guided_choice": ["yes"], **thinks})
+    assert follows(engine, "</think>yes")  # a template that does not care
+    assert not follows(engine, "hm</think>yes")
 
 
 @pytest.mark.parametrize("field", ["reasoning_budget", "thinking_budget", "thinking_token_budget"])

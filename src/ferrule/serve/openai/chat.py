@@ -61,8 +61,8 @@ def prepare_chat(service: Service, body: ChatRequest, *, pieces: bool = False) -
     if constrained.constraint is not None:
         params = replace(params, constraint=constrained.constraint)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)
-    own = constrained.constraint is not None
-    reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own, pieces and constrained.sure)
+    sure = constrained.sure
+    reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own=sure, pieces=pieces and sure)
     jobs = tuple(
         Job(index, prompt, each, tuple(body.stop), chat=reading)
         for index, each in enumerate(choices(params, body.n or 1))

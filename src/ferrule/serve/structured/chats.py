@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def constrained_chat(
         param = "reasoning_budget" if str(error) == NO_BUDGET else field
         raise RequestError(f"{param}: not supported: {error}", param=param, code="unsupported") from None
     if constraint is not None and (fault := grammars.fault(constraint, field)) is not None:
-        _locate(grammars, body)
+        _locate(grammars, body, wanted.strict if wanted.forced is None else wanted.forced)
         raise RequestError(f"{field}: {fault}", param=field, code=fault.code)
     return Constrained(constraint, sure)
 
@@ -87,8 +87,9 @@ def arguments_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "object", **parameters}
 
 
-def _locate(grammars: Grammars, body: ChatRequest) -> None:
-    """Raise `RequestError` for the first tool whose schema cannot be compiled by itself."""
+def _locate(grammars: Grammars, body: ChatRequest, names: Collection[str]) -> None:
+    """Raise `RequestError` for the first tool of ``names`` whose schema cannot be compiled by itself."""
     for place, each in enumerate(body.tools or ()):
-        schema = arguments_of(each.function.parameters or {})
-        grammars.check(Constraint("json_schema", json.dumps(schema)), f"tools[{place}].function.parameters")
+        if each.function.name in names:
+            schema = arguments_of(each.function.parameters or {})
+            grammars.check(Constraint("json_schema", json.dumps(schema)), f"tools[{place}].function.parameters")

@@ -8,6 +8,7 @@ from typing import Final
 
 from ferrule.engine import Constraint
 from ferrule.engine.grammar import around
+from ferrule.serve.tools import harmony
 from ferrule.serve.tools.families import FORMATS, HARMONY, Dialect
 from ferrule.serve.tools.grammar.calls import Schemas, Shape, shape_of
 from ferrule.serve.tools.grammar.lark import ANY, Lark, either, quoted
@@ -88,11 +89,16 @@ def _thought(lark: Lark, closes: str, budget: int | None) -> str:
     """Reasoning from behind its opening mark on, its closing one included."""
     if budget is None:
         return lark.until(closes)
-    if not lark.is_special(closes):
-        raise UnconstrainableError(NO_BUDGET)
     if budget == 0:
         return lark.literal(closes)
-    return f"{lark.rule(lark.terminal(ANY), f'[max_tokens={budget}]')} {lark.literal(closes)}"
+    if not lark.is_special(closes):
+        raise UnconstrainableError(NO_BUDGET)
+    return f"{_bounded(lark, budget, (closes,))} {lark.literal(closes)}"
+
+
+def _bounded(lark: Lark, budget: int, without: Sequence[str]) -> str:
+    """Text of at most so many tokens, behind which only a special token may come: there is no other end to force."""
+    return lark.rule(lark.terminal(lark.texts(without)), f"[max_tokens={budget}]")
 
 
 def _said(lark: Lark, sought: Sought, reasons: Reasons, dialect: Dialect, template: str) -> str:
@@ -132,25 +138,25 @@ def _unlike(lark: Lark, reasons: Reasons) -> str:
 def _harmony(lark: Lark, sought: Sought) -> str:
     """Messages of gpt-oss (openai/harmony, docs/format.md): reasoning, what is said before a call, and one call or the
     answer. Its models end after a call."""
-    following = "<|end|><|start|>assistant"
+    marks, following = harmony.SPECIAL, "<|end|><|start|>assistant"
 
     def message(header: str, body: str) -> str:
         return f"{lark.literal(f'<|channel|>{header}<|message|>')} {body}"
 
     bound = sought.budget
-    text = lark.text()
-    analysis = ""
-    if sought.reasons and bound != 0:
-        limited = text if bound is None else lark.rule(lark.terminal(ANY), f"[max_tokens={bound}]")
-        analysis = f"({message('analysis', limited)} {lark.literal(following)}){'*' if bound is None else '?'}"
-    if bound is not None and not all(map(lark.is_special, ("<|end|>", "<|channel|>"))):
+    if bound and not lark.is_special("<|end|>"):
         raise UnconstrainableError(NO_BUDGET)
+    analysis = ""
+    if sought.reasons and bound is None:
+        analysis = f"({message('analysis', lark.until(following, without=marks))})*"
+    elif sought.reasons and bound:
+        analysis = f"({message('analysis', _bounded(lark, bound, marks))} {lark.literal(following)})?"
     calls = [
         message(f"commentary to=functions.{checked(name)} <|constrain|>json", as_json(lark, schema))
         for name, schema in (sought.tools or {}).items()
     ]
-    final = message("final", f"@{INNER}" if sought.constraint is not None else text)
+    final = message("final", f"@{INNER}" if sought.constraint is not None else lark.text(without=marks))
     if sought.required or sought.constraint is not None:
         return f"{analysis} {either(*calls) if sought.required else either(*calls, final)}"
-    before = f"({message('commentary', text)} {lark.literal(following)})?"
+    before = f"({message('commentary', lark.until(following, without=marks))})?"
     return f"{analysis} {before} {either(*calls, final)}"

@@ -39,12 +39,9 @@ class Shape:
         """Rule of a call behind ``before``, which is one literal with its head: where free text may come instead, that
         is told from a call only by all of it."""
         tail = lark.literal(self.tail)
-        return lark.rule(
-            " | ".join(
-                f"{self.head(lark, name, before)} {self.arguments(lark, schema)} {tail}"
-                for name, schema in tools.items()
-            )
-        )
+        told = {name: self.arguments(lark, schema) for name, schema in tools.items()}
+        rules = {name: body and lark.rule(body) for name, body in told.items()}
+        return lark.rule(" | ".join(f"{self.head(lark, name, before)} {rules[name]} {tail}" for name in tools))
 
 
 def _named(before: str, after: str, name: Callable[[str], str] = checked) -> Callable[[Lark, str, str], str]:
