@@ -152,3 +152,10 @@ def test_arguments_are_streamed_where_they_are_certain(serving: Serving, delta: 
         (cut,) = streamed(client, **fields, max_tokens=40)
         assert (cut["calls"][0][1], cut["finish"]) == ("weather", "length")
         assert '{"city": "K'.startswith(cut["calls"][0][2][:10])
+
+
+def test_a_model_that_does_not_reason_ignores_its_budget(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine("yes")
+    monkeypatch.setattr(engine.tokenizer, "to_json", lambda: None)
+    assert ask(serving(engine), tools=None, extra_body={"reasoning_budget": 9}).choices[0].message.content == "yes"
+    assert engine.calls[-1].params.constraint is None
