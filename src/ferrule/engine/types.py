@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from ferrule.errors import RequestError
+from ferrule.model import ModelSpec
 from ferrule.plan import Plan
 
 FinishReason = Literal["stop", "length"]
@@ -176,9 +177,11 @@ class Tokenizer(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation by the model's template, with the opening of the assistant's turn; it has the special tokens
-        already. ``options``: further variables of the template, such as ``enable_thinking``."""
+        """The conversation by the model's template; it has the special tokens already. ``add_generation_prompt``: with
+        the opening of the assistant's turn. ``options``: further variables of the template, such as
+        ``enable_thinking``."""
         ...
 
 
@@ -196,6 +199,11 @@ class Engine(Protocol):
     """Sampling defaults of the model's generation_config; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Counts and sizes of the model, as it is stored."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...

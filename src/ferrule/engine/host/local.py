@@ -18,7 +18,7 @@ from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
 from ferrule.engine.messages import Cancel, Event, Learn, Load, Loading, Refused, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.source import DEMO
+from ferrule.engine.source import DEMO, called
 from ferrule.engine.types import (
     Health,
     ProgressCallback,
@@ -27,7 +27,7 @@ from ferrule.engine.types import (
     Token,
 )
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
-from ferrule.model.gguf import full_path, model_name
+from ferrule.model.gguf import full_path
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab
@@ -44,7 +44,7 @@ class LocalEngine:
     """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
 
     def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
-        self.name = options.name or (DEMO_NAME if options.model == DEMO else model_name(model.directory))
+        self.name = options.name or (DEMO_NAME if options.model == DEMO else called(options.model, model.directory))
         self.created = int(time.time())
         self.spec = model.spec
         self.plan = model.plan

@@ -15,7 +15,7 @@ from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.openai.form import OpenAIForm
 from ferrule.serve.openai.identity import Identity
-from ferrule.serve.openai.objects import AnswerBody, TextChoice, TextLogprobs, usage
+from ferrule.serve.openai.objects import AnswerBody, TextChoice, TextLogprobs, Usage, usage
 from ferrule.serve.openai.sampling import check_token, sampling_params
 from ferrule.serve.openai.schemas import CompletionRequest, refuse_unsupported
 
@@ -67,7 +67,10 @@ class CompletionForm(OpenAIForm):
             self._choice(index, self.echoes[index] + answer.text, answer.logprobs, answer.finish)
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("text_completion", choices, usage(counts))
+        return self.identity.body("text_completion", choices, self.usage(counts))
+
+    def usage(self, counts: Counts) -> Usage:
+        return usage(counts)
 
     def first(self) -> list[AnswerBody]:
         return [self.event(self._choice(index, echo, (), None)) for index, echo in enumerate(self.echoes) if echo]

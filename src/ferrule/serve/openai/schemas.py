@@ -134,6 +134,7 @@ class ChatRequest(GenerationRequest):
     thinking_budget: Whole | None = Field(None, ge=-1)
     thinking_token_budget: Whole | None = Field(None, ge=-1)
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
