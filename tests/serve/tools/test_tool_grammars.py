@@ -194,7 +194,7 @@ def test_an_answer_is_calls_or_what_the_schema_allows_after_reasoning(said: Said
         seen.add(bool(calls))
         if text:
             assert json.loads(text)["ok"] in (True, False)
-    assert seen == {True, False} or name in (HARMONY, "mistral")
+    assert seen == {True, False}
     opening, closing = ("[THINK]", "[/THINK]") if name == "mistral" else ("<think>", "</think>")
     thought = f"{opening}ü {{</thin{closing}\n\n"
     if name == HARMONY:

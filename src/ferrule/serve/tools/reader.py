@@ -1,8 +1,9 @@
 """From the text of an answer, as it comes, to its parts: reasoning, text and tool calls. Pure.
 
 Text is held back only while it may be the beginning of a marker, and white space while calls may follow. A call comes
-out when it is complete: what a model writes wrongly is text, and no client has begun to act on it. Only of an answer
-that is cut off is a call dropped that had begun. However an answer is cut into pieces, its parts are the same.
+out when it is complete: what a model writes wrongly is text, and no client has begun to act on it. Only under a grammar
+do its pieces come before. Only of an answer that is cut off is a call dropped that had begun. However an answer is cut
+into pieces, its parts are the same.
 """
 
 from __future__ import annotations
