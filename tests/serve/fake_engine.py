@@ -40,6 +40,7 @@ class TinyTokenizer:
         self.has_chat_template = template is not None
         self.warning: str | None = None
         self.chat_template = template
+        self.response_template: Mapping[str, Any] | None = None
         self.template_names = frozenset({"messages", *(("tools",) if template and "tools" in template else ())})
         self.eos_token_id: int | None = backend.token_to_id(END)
 

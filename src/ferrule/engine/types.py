@@ -19,10 +19,11 @@ comes back by itself when it can be. ``failed``: it does not come back."""
 
 @dataclass(frozen=True)
 class Constraint:
-    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), or a
-    context-free grammar in llguidance's variant of Lark's notation."""
+    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), a
+    context-free grammar in llguidance's variant of Lark's notation, or several of these as that library's own JSON,
+    the first of which refers to the others."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "grammars"]
     text: str
 
 
@@ -154,10 +155,12 @@ class ChatMessage(TypedDict):
 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that serving needs. ``warning``: what is wrong with its chat template.
-    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``."""
+    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``.
+    ``response_template``: what transformers calls so, which says how answers are to be read."""
 
     eos_token_id: int | None
     chat_template: str | None
+    response_template: Mapping[str, Any] | None
     template_names: frozenset[str]
     has_chat_template: bool
     warning: str | None

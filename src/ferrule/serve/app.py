@@ -58,7 +58,8 @@ def create_app(
     a file of keys that cannot be used.
     """
     keyring = Keyring(api_key, keys)
-    service = Service(engine, dialect(engine.tokenizer.chat_template, tool_parser), max_sequences=max_sequences)
+    spoken = dialect(engine.tokenizer.chat_template, tool_parser, engine.tokenizer.response_template)
+    service = Service(engine, spoken, max_sequences=max_sequences)
     models = AllowedModels(OneModel(service))
 
     @asynccontextmanager

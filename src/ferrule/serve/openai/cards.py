@@ -22,7 +22,8 @@ class Cards:
     async def of(self, engine: Engine) -> ModelCard:
         key = engine.name, engine.created
         if key not in self._known:
-            speaks = dialect(engine.tokenizer.chat_template, self._tool_parser)
+            tokenizer = engine.tokenizer
+            speaks = dialect(tokenizer.chat_template, self._tool_parser, tokenizer.response_template)
             self._known[key] = await asyncio.to_thread(capabilities, engine, speaks)
         room = engine.max_context
         base = engine.base.name if isinstance(engine, AdapterEngine) else UNSET

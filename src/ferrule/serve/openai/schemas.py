@@ -113,6 +113,11 @@ class OfferedFunction(Body):
     name: str = Field(min_length=1)
     parameters: dict[str, Any] | None = None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls must follow ``parameters``. The field is no other than those that only templates read."""
+        return (self.model_extra or {}).get("strict") is True
+
 
 class OfferedTool(Body):
     """A tool as OpenAI describes it, by the JSON schema of its parameters."""
@@ -132,6 +137,9 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning_budget: Whole | None = Field(None, ge=-1)
+    thinking_budget: Whole | None = Field(None, ge=-1)
+    thinking_token_budget: Whole | None = Field(None, ge=-1)
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     functions: Any = None
@@ -139,6 +147,13 @@ class ChatRequest(GenerationRequest):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
+
+    @property
+    def thinking_limit(self) -> int | None:
+        """Most tokens of reasoning, by any name that servers have for it; -1 is none."""
+        given = (self.reasoning_budget, self.thinking_budget, self.thinking_token_budget)
+        limit = next((each for each in given if each is not None), None)
+        return None if limit == -1 else limit
 
 
 class CompletionRequest(GenerationRequest):
