@@ -55,7 +55,8 @@ def asked(body: ChatRequest, tokenizer: Tokenizer, dialect: Dialect) -> Asked:
     tools = Tools({each.function.name: each.function.parameters or {} for each in offered})
     shown = [each.model_dump(exclude_none=True) for each in offered]
     strict = frozenset(each.function.name for each in offered if each.function.is_strict)
-    return Asked(shown, tools, options, body.parallel_tool_calls is not False, strict, forced, budget)
+    one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)  # of a named tool one call, as OpenAI
+    return Asked(shown, tools, options, not one, strict, forced, budget)
 
 
 def _forced(body: ChatRequest) -> frozenset[str] | None:
