@@ -55,7 +55,7 @@ def test_a_forced_call_has_a_grammar(serving: Serving) -> None:
         assert follows(engine, CALL)
         assert follows(engine, THOUGHT + CALL)
         assert follows(engine, other) == two
-        assert follows(engine, f"{CALL}\n{CALL}") == several
+        assert follows(engine, f"{CALL}\n{CALL}") == (several and two), "of a named tool one call, as OpenAI does it"
         assert not follows(engine, "No.")
         assert not follows(engine, CALL.replace("2", '"2"'))
         assert not follows(engine, CALL.replace("weather", "unknown"))
