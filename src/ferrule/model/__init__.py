@@ -15,6 +15,7 @@ from ferrule.model.layer import (
     Weights,
 )
 from ferrule.model.mixer import MixerSpec
+from ferrule.model.pooling import Embedding, PoolingMode, read_embedding
 from ferrule.model.read import known_models, read_configuration, read_model, spec_of_tensors
 from ferrule.model.spec import ModelSpec
 from ferrule.model.split import HeadSplit, Range, no_plan, part_of, split_heads
@@ -24,6 +25,7 @@ __all__ = [
     "COMPACT",
     "AttentionSpec",
     "Cuts",
+    "Embedding",
     "ExpertsSpec",
     "HeadSplit",
     "Hub",
@@ -31,6 +33,7 @@ __all__ = [
     "LayerWeights",
     "MixerSpec",
     "ModelSpec",
+    "PoolingMode",
     "Range",
     "Share",
     "Stored",
@@ -40,6 +43,7 @@ __all__ = [
     "no_plan",
     "part_of",
     "read_configuration",
+    "read_embedding",
     "read_model",
     "spec_of_tensors",
     "split_heads",

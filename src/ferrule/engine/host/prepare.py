@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ConfigError
-from ferrule.model import ModelSpec
+from ferrule.model import Embedding, ModelSpec, read_embedding
 from ferrule.plan import Plan, make_plan
 from ferrule.process.memory import trim
 
@@ -40,6 +40,7 @@ class PreparedModel:
     default_sampling: SamplingParams
     end_tokens: frozenset[int]
     identity: str
+    embedding: Embedding = field(default_factory=Embedding)
 
 
 def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
@@ -59,10 +60,12 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         _log.warning("%s", tokenizer.warning)
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
+    embedding = read_embedding(directory) if directory.is_dir() else Embedding()  # else: a GGUF file
     known = identity(directory, read_layout(directory))
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
-    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends | tokenizer.end_tokens, known)
+    ends |= tokenizer.end_tokens
+    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, embedding)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

@@ -69,16 +69,25 @@ class ShardedModel:
         ``positions`` (1, tokens). Returns hidden states, or on the last stage's first rank the logits of tokens
         ``logit_rows``: (rows, vocabulary) in float32; on its other ranks (rows, 0).
         """
-        given, streams = {"input_ids": inputs}, streams_of(self.model.config)
-        if self.stage_input is not None:
-            width = self.hidden_size // streams
-            self.stage_input.hidden = inputs if streams == 1 else inputs.view(*inputs.shape[:2], streams, width)
-            given = {"inputs_embeds": inputs[..., :width]}
+        given = self._given(inputs)
         if not self.shard.has_head:
             out = self.base(**given, position_ids=positions, use_cache=False)
             return cast(Tensor, out.last_hidden_state).flatten(2)
         out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
         return cast(Tensor, out.logits[0].float())
+
+    def last_hidden(self, inputs: Tensor, positions: Tensor) -> Tensor:
+        """As `forward`, on the last stage, but the hidden states after the last norm: (tokens, hidden) in float32."""
+        out = self.base(**self._given(inputs), position_ids=positions, use_cache=False)
+        return cast(Tensor, out.last_hidden_state[0].float())
+
+    def _given(self, inputs: Tensor) -> dict[str, Tensor]:
+        given, streams = {"input_ids": inputs}, streams_of(self.model.config)
+        if self.stage_input is not None:
+            width = self.hidden_size // streams
+            self.stage_input.hidden = inputs if streams == 1 else inputs.view(*inputs.shape[:2], streams, width)
+            given = {"inputs_embeds": inputs[..., :width]}
+        return given
 
     @property
     def kernels(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from ferrule.engine import FinishReason
+from ferrule.engine import FinishReason, PromptToken
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.tools.parts import Part
@@ -33,6 +33,7 @@ class Collected:
         self.logprobs: list[TokenLogprob] = []
         self.tokens = 0
         self.finish: FinishReason | None = None
+        self.prompt: tuple[PromptToken, ...] = ()
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -41,6 +42,7 @@ class Collected:
         self.logprobs.extend(piece.logprobs)
         self.tokens = piece.tokens
         self.finish = piece.finish
+        self.prompt = piece.prompt or self.prompt
 
 
 class Form(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ferrule.engine import FinishReason, Token
+from ferrule.engine import FinishReason, PromptToken, Token
 from ferrule.serve.answer.text import Detokenizer, StopScanner, Vocabulary
 from ferrule.serve.tools.parts import Part
 
@@ -27,7 +27,8 @@ class TokenLogprob:
 class Piece:
     """The next piece of answer ``index``. ``tokens``: how many the engine has made for that answer so far.
 
-    Of a chat, ``parts`` are what the text says, and ``called`` whether there have been tool calls so far."""
+    Of a chat, ``parts`` are what the text says, and ``called`` whether there have been tool calls so far. ``prompt``:
+    in the first piece, what was asked of the prompt's tokens but the first."""
 
     index: int
     text: str
@@ -36,6 +37,7 @@ class Piece:
     finish: FinishReason | None
     parts: tuple[Part, ...] = ()
     called: bool = False
+    prompt: tuple[PromptToken, ...] | None = None
 
 
 class Transcript:

@@ -13,6 +13,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_INPUTS = 2048
 
 
 def stop_strings(value: Any) -> list[str]:
@@ -144,6 +145,19 @@ class CompletionRequest(GenerationRequest):
     suffix: str | None = None
 
 
+class EmbeddingRequest(Body):
+    """The body of ``POST /v1/embeddings``."""
+
+    input: Annotated[
+        list[str | list[int]],
+        BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+        Field(max_length=MAX_INPUTS),
+    ]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Whole | None = Field(None, ge=1)
+
+
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
     """Raise `RequestError` for features that clients know but this server lacks: ignoring them would mislead."""
     if isinstance(body, ChatRequest):
@@ -167,10 +181,8 @@ def _refuse_in_chat(body: ChatRequest) -> None:
 def _refuse_in_completion(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != 1:
         raise unsupported("best_of", "ask for several answers with n and choose among them")
-    if body.suffix:
-        raise unsupported("suffix", "text can only be continued, not filled in")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "the prompt's log-probabilities are not available; leave out echo or logprobs")
+    if body.suffix and body.echo:
+        raise unsupported("echo", "together with suffix there is no prompt that the answer continues")
 
 
 def unsupported(field: str, why: str) -> RequestError:
