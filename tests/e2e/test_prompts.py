@@ -25,7 +25,13 @@ PROMPTS = [[5, 17, 99, 42, 8, 77, 23, 64, 12, 90, 31, 7, 55] * 3, [11, 3, 120], 
 TOP = 4
 PIECE = 16
 """Tokens of a step: the first prompt comes in several."""
-CASES = [("qwen3", (2, 2), True), ("gpt_oss", (2, 1), False), ("deepseek_v3", (1, 2), False), ("gemma2", (1, 1), False)]
+CASES = [
+    pytest.param("qwen3", (2, 2), "cpu", True, marks=pytest.mark.slow),
+    pytest.param("gpt_oss", (2, 1), "emulated", False, marks=pytest.mark.slow),
+    pytest.param("qwen3_next", (1, 2), "cpu", False, marks=pytest.mark.soak),
+    pytest.param("gemma2", (1, 1), "cpu", False, marks=pytest.mark.soak),
+]
+"""Step programs, transformers' modules on a device that captures steps of answers, and a recurrent state."""
 
 
 def expected(directory: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -42,9 +48,10 @@ def expected(directory: Path) -> tuple[list[Any], dict[str, Any]]:
     return logprobs, vectors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "split", "kill"), CASES)
-def test_prompts_are_scored_and_embedded(name: str, split: tuple[int, int], kill: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "split", "device", "kill"), CASES)
+def test_prompts_are_scored_and_embedded(
+    name: str, split: tuple[int, int], device: str, kill: bool, tmp_path: Path
+) -> None:
     """In float32; also when a rank is killed in the middle of it."""
     make(name, tmp_path)
     logprobs, vectors = expected(tmp_path)
@@ -90,7 +97,9 @@ def test_prompts_are_scored_and_embedded(name: str, split: tuple[int, int], kill
         assert engine.health().recoveries == 1
 
     async def body() -> None:
-        options = EngineOptions(str(tmp_path), self_test=False, threads=1, dtype="float32", batch_tokens=PIECE)
+        options = EngineOptions(
+            str(tmp_path), self_test=False, threads=1, dtype="float32", device=device, batch_tokens=PIECE
+        )
         engine = LocalEngine(options, model, LocalPlanner())
         try:
             await engine.load(None)

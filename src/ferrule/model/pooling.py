@@ -68,9 +68,7 @@ def _mode(file: Path) -> PoolingMode | None:
     """The one way of pooling that ``file`` switches on; None for others, and for several at once."""
     told = _read(file)
     if not isinstance(told, dict):
-        raise ModelError(
-            f"{file} is missing or no JSON object, and says how hidden states are pooled; download it again"
-        )
+        raise ModelError(f"{file} says how hidden states are pooled, and is missing or no JSON object")
     if isinstance(told.get("pooling_mode"), str):
         return _NAMED.get(told["pooling_mode"])
     wanted = [name for name, value in told.items() if name.startswith("pooling_mode_") and value is True]
