@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import make
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.source import describe, read_config
-from ferrule.model import PoolingMode
+from ferrule.errors import RequestError
+from ferrule.model import Embedding, PoolingMode
 from ferrule.plan import make_plan
 
 PROMPTS = [[5, 17, 99, 42, 8, 77, 23, 64, 12, 90, 31, 7, 55] * 3, [11, 3, 120], [9]]
@@ -112,6 +113,34 @@ def test_prompts_are_scored_and_embedded(
             await asyncio.gather(leaving, return_exceptions=True)
             await all_at_once(engine)
             assert engine.idle()
+        finally:
+            await engine.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.slow
+def test_a_model_saved_without_its_output_layer_makes_vectors_only(tmp_path: Path) -> None:
+    """As Qwen3-Embedding is, whose tensors have other names, too."""
+    whole = make("qwen3", tmp_path / "whole", tie_word_embeddings=False)
+    directory = tmp_path / "saved"
+    AutoModel.from_pretrained(whole).save_pretrained(directory)
+    (directory / "modules.json").write_text("[]")
+    _, vectors = expected(whole)
+    spec = describe(directory, read_config(directory))
+    model = PreparedModel(
+        directory, spec, make_plan(spec, tensor=2), cast(Any, None), SamplingParams(), frozenset(), "",
+        Embedding("mean", only=True),
+    )  # fmt: skip
+
+    async def body() -> None:
+        engine = LocalEngine(EngineOptions(str(directory), threads=1, dtype="float32"), model, LocalPlanner())
+        try:
+            await engine.load(None)
+            for found, right in zip(await engine.embed(PROMPTS), vectors["mean"], strict=True):
+                np.testing.assert_allclose(found, right, atol=1e-5)
+            with pytest.raises(RequestError, match="makes vectors"):
+                await anext(engine.generate(PROMPTS[0], SamplingParams()))
         finally:
             await engine.close()
 

@@ -27,14 +27,15 @@ _NAMED: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean", "lasttoken": 
 class Embedding:
     """``normalize``: vectors are given length 1. ``dimensions``: to which they may be cut, the rest being of less
     weight (Kusupati and others, "Matryoshka representation learning", 2022); ``matryoshka``: to any.
-    ``refusal``: why none can be made. A model that says nothing is taken for a decoder, whose last token has seen the
-    whole text."""
+    ``refusal``: why none can be made. ``only``: the model has no output layer, and makes nothing else. A model that
+    says nothing is taken for a decoder, whose last token has seen the whole text."""
 
     pooling: PoolingMode = "last"
     normalize: bool = True
     matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     refusal: str | None = None
+    only: bool = False
 
 
 def read_embedding(directory: Path) -> Embedding:
@@ -62,6 +63,12 @@ def read_embedding(directory: Path) -> Embedding:
         elif kind != "Transformer":
             return Embedding(refusal=f"this model's vectors go through a module {kind[:40]!r}, which is not run here")
     return Embedding(pooling, normalize, matryoshka, dimensions)
+
+
+def lacks_head(directory: Path, *, tied: bool, has_head: bool) -> bool:
+    """Whether a model was saved without its output layer, of which vectors have no need (Qwen3-Embedding-8B).
+    ``tied``: it has the embedding's weights. ``has_head``: among the stored tensors are its own."""
+    return not tied and not has_head and (directory / MODULES).is_file()
 
 
 def _mode(file: Path) -> PoolingMode | None:

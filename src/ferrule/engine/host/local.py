@@ -45,6 +45,8 @@ NEW_SECONDS = 60.0
 INTERRUPTED_SECONDS = 300.0
 """Seconds that a request whose answer has begun waits for the model to come back."""
 
+VECTORS_ONLY = "this model has no output layer: it makes vectors (/v1/embeddings), and cannot answer"
+
 DEMO_NAME = "ferrule-demo"
 
 
@@ -97,6 +99,8 @@ class LocalEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
+        if self.embedding.only:
+            raise RequestError(VECTORS_ONLY, code="unsupported")
         if params.constraint is not None and self.tokenizer.to_json() is None:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank

@@ -34,14 +34,14 @@ from ferrule.engine.rank.special_attention import (
     temperature,
 )
 from ferrule.engine.rank.tensor_parallel import TensorParallel
-from ferrule.engine.source import read_config, saved_dtype
+from ferrule.engine.source import HEAD, read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.formats.packed import Packed, PackedStack
 from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
 from ferrule.engine.weights.pieces import Recipe
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
-from ferrule.model import no_plan
+from ferrule.model import lacks_head, no_plan
 from ferrule.plan import Shard
 
 
@@ -138,6 +138,9 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
     """
     config = read_config(directory)
     torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
+    stores_head = any(name.endswith(HEAD) for name in checkpoint.tensors)
+    if lacks_head(directory, tied=getattr(config, "tie_word_embeddings", False), has_head=stores_head):
+        config.tie_word_embeddings = True  # it is not run, and takes no memory so
     model = empty(config, torch_dtype)
     made_of = recipes(model, list(checkpoint.tensors))
     aliases = tied(model, made_of)
