@@ -221,8 +221,10 @@ def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:
 
 
 def _check_supported(model: Any) -> None:
-    name = type(model).__name__
-    if model.config.model_type in RECURRENT:  # which transformers marks so for their other layers
+    name, config = type(model).__name__, model.config
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise ModelError(f"{name} looks at later tokens too, as its config.json says, which this engine does not run")
+    if config.model_type in RECURRENT:  # which transformers marks so for their other layers
         return
     if not model._supports_attention_backend:
         raise ModelError(f"{name} computes attention in its own way, which this engine does not run")

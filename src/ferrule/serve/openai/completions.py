@@ -31,7 +31,8 @@ def answer_completion(service: Service, body: CompletionRequest, identity: Ident
     params = service.grammars.constrained(body, params)
     prompts = [prompt_tokens(engine, prompt, special=not body.suffix) for prompt in body.prompt]
     if body.suffix:
-        filled = [infill(engine.tokenizer, prompt, body.suffix) for prompt in prompts]
+        suffix = encode(engine, body.suffix, field="suffix", add_special_tokens=False)
+        filled = [infill(engine.tokenizer, prompt, suffix) for prompt in prompts]
         prompts = [prompt for prompt, _ in filled]
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *filled[0][1]))
     asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]

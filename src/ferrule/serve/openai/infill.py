@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrule.engine import Tokenizer
 from ferrule.serve.openai.schemas import unsupported
+
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,15 @@ FORMS = (
 CodeLlama; Codestral."""
 
 
-def infill(tokenizer: Tokenizer, prefix: Sequence[int], suffix: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The prompt after which a model writes what stands between ``prefix``, without special tokens, and ``suffix``; and
-    the tokens by which it ends that. Raises `RequestError` where the model has no tokens for this."""
+def infill(tokenizer: Tokenizer, prefix: Ids, suffix: Ids) -> tuple[Ids, Ids]:
+    """The prompt after which a model writes what stands between ``prefix`` and ``suffix``, both without special
+    tokens; and the tokens by which it ends that. Raises `RequestError` where the model has no tokens for this."""
     for form in FORMS:
         marks = [_token(tokenizer, name) for name in (form.before, form.between, form.after) if name]
         if None in marks:
             continue
         known = [[mark] for mark in marks if mark is not None]
-        behind = tokenizer.encode(suffix, add_special_tokens=False)
-        texts = [behind, [*prefix]] if form.suffix_first else [[*prefix], behind]
+        texts = [suffix, prefix] if form.suffix_first else [prefix, suffix]
         prompt = [*tokenizer.encode(""), *known[0], *texts[0], *known[1], *texts[1], *(known[2] if form.after else ())]
         ends = [_token(tokenizer, name) for name in form.ends]
         return tuple(prompt), tuple(each for each in ends if each is not None)

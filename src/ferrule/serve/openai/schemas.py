@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from ferrule.errors import RequestError
 from ferrule.serve.tools.messages import Body, Message, clean_text
@@ -142,7 +142,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: Whole | None = None
-    suffix: str | None = None
+    suffix: Annotated[str, AfterValidator(lambda text: clean_text(text, "suffix"))] | None = None
 
 
 class EmbeddingRequest(Body):
