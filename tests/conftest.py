@@ -17,6 +17,9 @@ settings.load_profile("busy")  # how long an example takes says more of the mach
 
 os.environ["FERRULE_CONFIG"] = os.devnull  # the settings of this machine's user are not those of the tests
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes that share the cores: threads of one would wait for the others'
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Shells start jobs in the background so, and all programs that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

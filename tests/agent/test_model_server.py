@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 from agents import desired, make_home, until
 from ferrule.agent.models import server as model_server
-from ferrule.agent.models.server import ModelServer
+from ferrule.agent.models.server import ModelServer, options_of
+from ferrule.engine.options import Adapter
 from ferrule.engine.types import Health
 
 HERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="tensor"), hosts=("a", "b"), prediction=None)
@@ -47,3 +48,9 @@ def test_the_speed_is_that_of_the_place_where_the_model_is(tmp_path, monkeypatch
         assert server.state().detail == "no memory"
 
     asyncio.run(scene())
+
+
+def test_adapters_are_those_of_the_record():
+    given = options_of(desired("0" * 32, adapters=("poet=owner/poet", "sql=owner/sql"), tensor=2), "demo")
+    assert given.adapters == (Adapter("poet", "owner/poet"), Adapter("sql", "owner/sql"))
+    assert (given.name, given.tensor) == ("demo", 2)

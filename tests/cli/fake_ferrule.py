@@ -36,7 +36,8 @@ async def start(options: Any, on_progress: Any = None, planner: Any = None, choo
     fail = os.environ.get("FAKE_FAIL")
     name = options.name or options.model
     delay = float(os.environ.get("FAKE_DELAY", 0))
-    return FakeEngine(name=name, delay=delay, fail_after=int(fail) if fail else None)
+    adapters = tuple(each.name for each in options.adapters)
+    return FakeEngine(name=name, delay=delay, fail_after=int(fail) if fail else None, adapters=adapters)
 
 
 if __name__ == "__main__":

@@ -63,11 +63,13 @@ def answer_of(command: list[str]) -> str:
 
 
 def test_serve_shows_what_it_does_and_stops_at_once() -> None:
-    with serving("--api-key", "sesame", FAKE_DELAY="0.02") as (process, told):
+    words = ("--api-key", "sesame", "--adapter", "poet=owner/poet", "--adapter", "sql=owner/sql")
+    with serving(*words, FAKE_DELAY="0.02") as (process, told):
         assert "rank 0: load 2 MiB" in told
         assert "rank 1: warm up" in told
         assert "acme/fake-1b is served at http://127.0.0.1:" in told
         assert "tensor" in told
+        assert "adapters: acme/fake-1b:poet, acme/fake-1b:sql" in told
         assert re.search(r"0 +4000 +embed, 0–7, head +1/2 +976.6 KiB +shm +cpu", told)
         (line,) = [line for line in told.splitlines() if line.startswith("curl ")]
         command = shlex.split(line.replace("$FERRULE_API_KEY", "sesame"))

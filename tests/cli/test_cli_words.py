@@ -95,6 +95,7 @@ def imported(heavy: str, *commands: tuple[str, ...]) -> None:
         ("lab vm run two-", "two-strix"),
         ("serve de", "demo"),
         ("generate de", "demo"),
+        ("connect cla", "claude-code"),
         ("plan llama-3", "llama-3.3-70b"),
         ("ver", "version"),
         ("lab vm reboot two-strix strix-", "strix-2"),

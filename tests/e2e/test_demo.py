@@ -8,11 +8,18 @@ import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import httpx
+import jsonschema
+import ollama
 import psutil
 import pytest
 import torch
+from anthropic import Anthropic
+from ollama import ResponseError
 from openai import AsyncOpenAI, BadRequestError
+from pydantic import BaseModel, Field
 from server_process import Server, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -66,6 +73,71 @@ def test_a_streamed_chat_is_what_one_process_would_say(demo: Server) -> None:
     usage = chunks[-1].usage
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_responses_follow_each_other_as_a_chat_does(demo: Server) -> None:
+    client = demo.client()
+    ask: dict[str, Any] = {"model": "ferrule-demo", "temperature": 0}
+    first = client.responses.create(input="What does json.dumps do?", max_output_tokens=48, **ask)
+    assert first.output_text == alone(QUESTION, 48)
+    assert (first.status, first.usage and first.usage.output_tokens) == ("incomplete", 48)
+    events = list(
+        client.responses.create(
+            previous_response_id=first.id, input="And json.loads?", max_output_tokens=24, stream=True, **ask
+        )
+    )
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    said = [
+        *QUESTION,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And json.loads?"},
+    ]
+    assert last.response.output_text == alone(said, 24)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 3
+    assert "".join(deltas) == last.response.output_text
+    usage = last.response.usage
+    assert usage
+    counted = httpx.post(f"{demo.url}/tokenize", json={"messages": said}).json()
+    assert counted["count"] == usage.input_tokens
+    shut = httpx.post(f"{demo.url}/tokenize", json={"messages": said, "add_generation_prompt": False}).json()
+    assert shut["tokens"] == counted["tokens"][: shut["count"]]
+    assert shut["count"] < counted["count"]
+    text = httpx.post(f"{demo.url}/detokenize", json={"tokens": counted["tokens"]}).json()["prompt"]
+    assert httpx.post(f"{demo.url}/tokenize", json={"prompt": text, "add_special_tokens": False}).json() == counted
+
+    class Place(BaseModel):
+        city: Annotated[str, Field(max_length=20)]
+        tags: Annotated[list[Literal["old", "new"]], Field(min_length=1, max_length=3)]
+
+    with client.responses.stream(
+        model="ferrule-demo", previous_response_id=last.response.id, input="Where?", text_format=Place, temperature=1
+    ) as stream:
+        stream.until_done()
+        assert stream.get_final_response().output_parsed is not None
+    with pytest.raises(BadRequestError, match="knows no tools"):
+        client.responses.create(
+            input="?", tools=[{"type": "function", "name": "f", "parameters": {}, "strict": False}], **ask
+        )
+
+
+def test_anthropics_client_gets_the_same_answer(demo: Server) -> None:
+    expected = alone(QUESTION, 48)
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        asked: Any = {"model": "ferrule-demo", "messages": QUESTION, "extra_body": {"temperature": 0}}
+        whole = client.messages.create(**asked, max_tokens=48)
+        with client.messages.stream(**asked, max_tokens=48) as stream:
+            text = "".join(stream.text_stream)
+            streamed = stream.get_final_message()
+        counted = client.messages.count_tokens(model="ferrule-demo", messages=asked["messages"])
+        word = expected.split()[4]
+        stopped = client.messages.create(**asked, max_tokens=48, stop_sequences=[word])
+    assert [block.text for block in whole.content if block.type == "text"] == [text] == [expected]
+    assert whole.usage == streamed.usage
+    assert whole.stop_reason == streamed.stop_reason
+    assert counted.input_tokens == whole.usage.input_tokens
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
 
 
 def test_requests_at_once_are_batched_and_answered_as_if_alone(demo: Server) -> None:
@@ -141,3 +213,61 @@ def test_what_the_model_makes_of_prompts_is_what_one_process_makes_of_them(demo:
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(right.tolist(), abs=1e-3)
         last = out.hidden_states[-1][0, -1]
         assert vector.embedding == pytest.approx((last / last.norm()).tolist(), abs=1e-4)
+
+
+def test_ollamas_client_is_answered_the_same(demo: Server) -> None:
+    said = demo.client().chat.completions.create(
+        model="ferrule-demo",
+        messages=QUESTION,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=24,
+    )
+    greedy = {"temperature": 0, "num_predict": 24}
+    with ollama.Client(demo.url, timeout=60) as client:
+        (listed,) = client.list().models
+        name = listed.model or ""
+        assert name == "ferrule-demo:latest"
+        parts = list(client.chat(name, QUESTION, stream=True, options=greedy))
+        assert "".join(part.message.content or "" for part in parts) == said.choices[0].message.content
+        last = parts[-1]
+        assert said.usage is not None
+        assert (last.prompt_eval_count, last.eval_count) == (said.usage.prompt_tokens, said.usage.completion_tokens)
+        measured = (last.load_duration, last.prompt_eval_duration, last.eval_duration)
+        assert all(each is not None and each > 0 for each in measured)
+        assert sum(each or 0 for each in measured) <= (last.total_duration or 0)
+
+        first = client.generate(name, QUESTION[0]["content"], options=greedy)
+        assert first.response == said.choices[0].message.content
+        more = client.generate(name, "Why?", context=first.context, options=greedy)
+        assert (more.prompt_eval_count or 0) > len(first.context or ())
+        raw = client.generate(name, "def main(", raw=True, options=greedy, logprobs=True, top_logprobs=3)
+        completed = demo.client().completions.create(
+            model="ferrule-demo", prompt="def main(", temperature=0, max_tokens=24
+        )
+        assert raw.response == completed.choices[0].text
+        assert all(len(each.top_logprobs or ()) == 3 for each in raw.logprobs or ())
+        schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+        answer = client.chat(name, QUESTION, format=schema, options={"seed": 1})
+        jsonschema.validate(json.loads(answer.message.content or ""), schema)
+
+        shown = client.show(name)
+        assert shown.modelinfo is not None
+        assert shown.details is not None
+        assert (shown.details.family, shown.modelinfo["llama.context_length"]) == ("llama", 1024)
+        assert shown.capabilities is not None
+        tool = {"type": "function", "function": {"name": "look"}}
+        for ability, ask in (
+            ("tools", lambda: client.chat(name, QUESTION, tools=[tool], options=greedy)),
+            ("thinking", lambda: client.chat(name, QUESTION, think=True, options=greedy)),
+            ("embedding", lambda: client.embed(name, "a text")),
+        ):
+            if ability in shown.capabilities:
+                assert ask()
+            else:
+                with pytest.raises(ResponseError) as refused:
+                    ask()
+                assert refused.value.status_code == 400, ability
+        (held,) = client.ps().models
+        assert (held.size or 0) > (listed.size or 0)  # float32 of bfloat16
+        assert held.size_vram == 0
+    assert httpx.get(demo.url).text == "Ollama is running"

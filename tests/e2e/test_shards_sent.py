@@ -8,11 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
+from tiny_adapters import adapted, greedy, make_adapter
 
 from ferrule.bench.random_model import RandomModel, save_random_llama
 from ferrule.engine import EngineOptions, Progress, RankInfo, SamplingParams, start
+from ferrule.engine.adapters import identity_of
+from ferrule.engine.options import Adapter
 from ferrule.engine.shards.ledger import Ledger
 from ferrule.engine.shards.pieces import Piece
 from ferrule.engine.shards.store import LEDGER
@@ -41,14 +42,16 @@ class Hosts(Lab):
         return super().env(host) | {"FERRULE_MODEL_CACHE": str(home / "shards"), "XDG_CACHE_HOME": str(home)} | own
 
 
-def options(model: Path) -> EngineOptions:
-    return EngineOptions(str(model), tensor=2, dtype="float32", threads=1, max_context=512)
+def options(model: Path, *adapters: Adapter) -> EngineOptions:
+    return EngineOptions(str(model), tensor=2, dtype="float32", threads=1, max_context=512, adapters=adapters)
 
 
-async def served(model: Path, lab: Lab) -> tuple[list[int], tuple[RankInfo, ...]]:
-    engine = await start(options(model), lab=lab)
+async def served(model: Path, lab: Lab, *adapters: Adapter) -> tuple[list[int], tuple[RankInfo, ...]]:
+    """The answer with the last of ``adapters``, if there is one."""
+    engine = await start(options(model, *adapters), lab=lab)
     try:
-        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        name = adapters[-1].name if adapters else None
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, adapter=name)
         return [token.id async for token in engine.generate(PROMPT, params)], engine.ranks
     finally:
         await engine.close()
@@ -66,13 +69,6 @@ async def killed(model: Path, lab: Lab) -> None:
         await start(options(model), on_progress, lab=lab)
 
 
-def expected(model: Path) -> list[int]:
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    loaded.generation_config.eos_token_id = None
-    made = loaded.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False)
-    return list(made[0, len(PROMPT) :].tolist())
-
-
 def test_a_part_is_received_once_goes_on_after_a_kill_and_is_mended(
     tmp_path: Path, emulated_hosts: None, record_property: pytest.RecordProperty
 ) -> None:
@@ -87,7 +83,7 @@ def test_a_part_is_received_once_goes_on_after_a_kill_and_is_mended(
         assert kept > 0
         tokens, ranks = asyncio.run(served(model, lab))
         share = ranks[1].weight_bytes // 2  # held as float32, stored as bfloat16
-        assert tokens == expected(model)
+        assert tokens == greedy(adapted(model, None), PROMPT, 6)
         assert ranks[0].received_bytes == 0
         record_property(
             "shard bytes, bytes kept from before the kill, received after", (share, kept, ranks[1].received_bytes)
@@ -99,8 +95,12 @@ def test_a_part_is_received_once_goes_on_after_a_kill_and_is_mended(
         assert ledger is not None
         piece = max(ledger.pieces, key=lambda piece: piece.bytes(places[piece.key].view(piece.dim)))
         damage(store, piece)
-        tokens, ranks = asyncio.run(served(model, lab))
-        assert tokens == expected(model)
+        poet = make_adapter(model, tmp_path / "poet")
+        tokens, ranks = asyncio.run(served(model, lab, Adapter("poet", str(poet))))
+        assert tokens == greedy(adapted(model, poet), PROMPT, 6)
+        (kept_adapter,) = (tmp_path / "hosts/1/shards/adapters").iterdir()
+        assert identity_of(kept_adapter) == kept_adapter.name
+        assert not (tmp_path / "hosts/0/shards/adapters").exists(), "it has the files"
         size = piece.bytes(places[piece.key].view(piece.dim))
         assert size <= ranks[1].received_bytes < 1.01 * size + 1000
 

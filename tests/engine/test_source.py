@@ -15,7 +15,7 @@ from thread_group import ThreadGroup
 from tiny_models import make
 
 from ferrule.engine.rank.model import ShardedModel
-from ferrule.engine.source import read_config
+from ferrule.engine.source import called, read_config
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.errors import ModelError
 from ferrule.model import demo_path
@@ -108,3 +108,8 @@ def test_a_tokenizer_of_tiktoken_needs_no_code_of_its_own(tmp_path: Path) -> Non
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match=r"tokenization_new\.Tokenizer.*not run; put a tokenizer\.json beside it"):
         ModelTokenizer(tmp_path)
+
+
+def test_a_model_of_the_hub_is_called_by_its_id(tmp_path: Path) -> None:
+    assert called("acme/tiny-1b", tmp_path / "snapshots" / "0123456789abcdef") == "acme/tiny-1b"
+    assert called(str(tmp_path), tmp_path) == tmp_path.name

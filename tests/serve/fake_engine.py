@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from ferrule.engine import ChatMessage, Health, PromptToken, RankInfo, Recovery, SamplingParams, Token, normalized
+from ferrule.engine.spec import read_spec
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
-from ferrule.model import Embedding, PoolingMode, Share
+from ferrule.model import Embedding, ModelSpec, PoolingMode, Share, demo_path
 from ferrule.plan import Plan, Stage
 
 TEXT = "The quick brown fox jumps over the lazy dog. Grüße aus Köln, 你好 世界, naïve café 🙂 done."
@@ -25,7 +27,7 @@ TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'assistant' and loop.first %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "<|{{ message.role }}|>{{ message.content }}<|end|>"
-    "{% endfor %}<|assistant|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIALS = [END, "<|system|>", "<|user|>", "<|assistant|>"]
 
@@ -57,6 +59,7 @@ class TinyTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
@@ -65,7 +68,8 @@ class TinyTokenizer:
             raise RequestError("no chat template; use /v1/completions", param="messages", code="no_chat_template")
         template = ImmutableSandboxedEnvironment().from_string(self._template)
         try:
-            return template.render(**(options or {}), messages=messages, tools=tools, raise_exception=raise_exception)
+            own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+            return template.render(**(options or {}), **own, raise_exception=raise_exception)
         except TemplateError as error:
             raise RequestError(f"the template refuses these messages: {error}", param="messages") from error
 
@@ -115,6 +119,11 @@ def tensor_plan(ranks: int = 2) -> Plan:
     return Plan((Stage(names, 0, 8, (Share.even(ranks),) * ranks),), reason="as asked")
 
 
+@cache
+def demo_spec() -> ModelSpec:
+    return read_spec(demo_path())
+
+
 @dataclass
 class FakeEngine:
     """Says ``text`` to everything, one token each ``delay`` seconds.
@@ -134,6 +143,8 @@ class FakeEngine:
     default_sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.6, top_k=40))
     plan: Plan = field(default_factory=tensor_plan)
     ranks: tuple[RankInfo, ...] = ()
+    spec: ModelSpec = field(default_factory=demo_spec)
+    adapters: tuple[str, ...] = ()
     calls: list[Call] = field(default_factory=list)
     embedding: Embedding = field(default_factory=Embedding)
     embedded: list[list[tuple[int, ...]]] = field(default_factory=list)

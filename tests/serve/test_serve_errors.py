@@ -60,6 +60,7 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
         (chat, {"messages": [calling("[1]")]}, "messages.0.tool_calls.0.function.arguments", "JSON object"),
         (chat, {"messages": [calling("{")]}, "messages.0.tool_calls.0.function.arguments", "not valid JSON"),
         (chat, {"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs", "'messages'"),
+        (chat, {"extra_body": {"continue_final_message": True}}, "messages", "no text of the assistant's"),
         (chat, {"functions": [{"name": "f"}]}, "functions", "use tools"),
         (chat, {"messages": [{"role": "assistant", "content": "x"}]}, "messages", "roles must alternate"),
         (

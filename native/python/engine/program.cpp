@@ -85,6 +85,19 @@ class PyProgram {
     operation->bias = std::move(bias);
     program_.add(std::move(operation));
   }
+  void adapt(const ViewGiven& from, const ViewGiven& to,
+             const std::vector<std::tuple<std::size_t, float, PyMatrix*, PyMatrix*>>& adapters) {
+    auto operation = std::make_unique<Adapt>();
+    operation->from = view(from);
+    operation->to = view(to);
+    for (const auto& [adapter, scale, a, b] : adapters) {
+      if (a->packed().layout.rows != b->packed().layout.columns) {
+        throw std::invalid_argument("an adapter's matrices do not fit each other");
+      }
+      operation->adapters.push_back({adapter, scale, hold(*a), hold(*b)});
+    }
+    program_.add(std::move(operation));
+  }
   void head_product(const ViewGiven& from, std::size_t to, std::size_t from_stride, std::size_t to_stride,
                     std::size_t kept, const std::vector<PyMatrix*>& matrices) {
     auto operation = std::make_unique<HeadProduct>();
@@ -197,15 +210,17 @@ class PyProgram {
   }
 
   // Run the first `length` operations (all: 0). `spans`: (sequence, tokens seen, tokens). `hidden`: address of float32
-  // numbers for register 0, or 0. Returns the status of the group's operation that failed, or OK.
+  // numbers for register 0, or 0. `adapters`: the number of each span's, or none at all. Returns the status of the
+  // group's operation that failed, or OK.
   int run(const std::vector<std::tuple<std::int64_t, std::size_t, std::size_t>>& spans,
           const std::vector<std::int64_t>& tokens, const std::vector<std::size_t>& wanted, std::uintptr_t hidden,
-          double timeout_seconds, std::size_t length) {
+          double timeout_seconds, std::size_t length, const std::vector<std::size_t>& adapters) {
     std::vector<SequenceSpan> given;
     std::size_t count = 0;
+    if (!adapters.empty() && adapters.size() != spans.size()) throw std::invalid_argument("an adapter for each span");
     for (const auto& [sequence, seen, some] : spans) {
       if (seen != 0 && !machine_.cache.has(sequence)) throw std::invalid_argument("no such sequence is in the cache");
-      given.push_back({sequence, seen, some});
+      given.push_back({sequence, seen, some, adapters.empty() ? 0 : adapters[given.size()]});
       count += some;
     }
     for (const std::size_t row : wanted) {
@@ -251,6 +266,7 @@ void bind_programs(nb::module_& module) {
       .def("embed", &PyProgram::embed, "table"_a, "first"_a, "factor"_a, "shared"_a, "to"_a)
       .def("norm", &PyProgram::norm, "source"_a, "to"_a, "width"_a, "count"_a, "weight"_a, "bias"_a, "eps"_a, "mean"_a)
       .def("product", &PyProgram::product, "source"_a, "to"_a, "matrices"_a, "bias"_a)
+      .def("adapt", &PyProgram::adapt, "source"_a, "to"_a, "adapters"_a)
       .def("head_product", &PyProgram::head_product, "source"_a, "to"_a, "source_stride"_a, "to_stride"_a, "kept"_a,
            "matrices"_a)
       .def("rotate", &PyProgram::rotate, "heads"_a, "count"_a, "width"_a, "table"_a, "interleaved"_a)
@@ -264,7 +280,8 @@ void bind_programs(nb::module_& module) {
       .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,
            "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "inner"_a, "kind"_a,
            "interleaved"_a, "matrices"_a, "biases"_a)
-      .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout_seconds"_a, "length"_a)
+      .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout_seconds"_a, "length"_a,
+           "adapters"_a)
       .def("address", &PyProgram::address, "register"_a)
       .def("release", &PyProgram::release, "sequence"_a)
       .def_prop_ro("length", &PyProgram::length)

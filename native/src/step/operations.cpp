@@ -54,6 +54,35 @@ void Product::run(Step& step) {
   each_row(step, [&](std::size_t i) { machine.kernels.add(out.row(i), bias.data(), bias.size(), 1); });
 }
 
+void Adapt::run(Step& step) {
+  const auto adapted = [](const SequenceSpan& span) { return span.adapter != 0; };
+  if (std::none_of(step.spans.begin(), step.spans.end(), adapted)) return;
+  Machine& machine = step.machine;
+  for (const Lora& each : adapters) {
+    rows_.clear();
+    for (std::size_t row = 0; const SequenceSpan& span : step.spans) {
+      for (std::size_t i = 0; i < span.tokens; ++i, ++row) {
+        if (span.adapter == each.adapter) rows_.push_back(row);
+      }
+    }
+    if (rows_.empty()) continue;
+    const std::size_t count = rows_.size(), columns = each.a.layout.columns, rows = each.b.layout.rows;
+    const std::size_t low = each.a.layout.blocks() * kBlockRows, high = each.b.layout.blocks() * kBlockRows;
+    given_.resize(count * columns);
+    low_.resize(count * low);
+    found_.resize(count * high);
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(given_.data() + i * columns, at(step, from, rows_[i]), columns * sizeof(float));
+    }
+    const Factor down{each.a, low_.data(), low}, up{each.b, found_.data(), high};
+    machine.multiplier.multiply({&down, 1}, given_.data(), count, columns, machine.precision);
+    machine.multiplier.multiply({&up, 1}, low_.data(), count, low, machine.precision);
+    for (std::size_t i = 0; i < count; ++i) {
+      machine.kernels.add(at(step, to, rows_[i]), found_.data() + i * high, rows, each.scale);
+    }
+  }
+}
+
 void HeadProduct::run(Step& step) {
   Register& out = step.at(to);
   factors_.clear();

@@ -48,6 +48,24 @@ struct Product final : StepOperation {
   void run(Step& step) override;
 };
 
+// Matrices of a LoRA adapter for a product: its results, times `scale`, are added to those of the adapter's sequences.
+struct Lora {
+  std::size_t adapter = 0;
+  float scale = 1;
+  PackedMatrix a, b;  // (rank, inputs), (outputs, rank)
+};
+
+// What adapters add to the results of a product that was computed before.
+struct Adapt final : StepOperation {
+  View from, to;
+  std::vector<Lora> adapters;
+  void run(Step& step) override;
+
+ private:
+  std::vector<std::size_t> rows_;
+  std::vector<float> given_, low_, found_;  // a row for each of `rows_`
+};
+
 // Each head times a matrix of its own: head h takes the numbers from h * from_stride on, as many as its matrix has
 // columns, and puts its results, and behind them `kept` numbers that follow in `from`, from h * to_stride on.
 struct HeadProduct final : StepOperation {

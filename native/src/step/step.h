@@ -20,6 +20,7 @@ struct SequenceSpan {
   std::int64_t sequence = 0;
   std::size_t seen = 0;
   std::size_t tokens = 0;
+  std::size_t adapter = 0;  // its number, from 1; 0: none
 };
 
 // float32 numbers, a row for each token of the batch.

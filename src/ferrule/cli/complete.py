@@ -28,6 +28,13 @@ def lab_profiles(incomplete: str) -> list[str]:
     return _fitting(shipped().labs, incomplete)
 
 
+def clients(incomplete: str) -> list[str]:
+    """Clients that `connect` knows."""
+    from ferrule.cli.connect.clients import CLIENTS
+
+    return _fitting(CLIENTS, incomplete)
+
+
 def clusters(incomplete: str) -> list[str]:
     """The clusters to which this host belongs."""
     from ferrule.cluster.home import known_clusters

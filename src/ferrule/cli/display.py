@@ -81,12 +81,10 @@ def show_ready(
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
     plan = engine.plan
     how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
-    told = Text("" if speed is None else speed_text(speed))
-    console.print(
-        Panel(
-            Group(title, how, plan_table(plan, engine.ranks), *([told] if told else [])), title="ferrule", expand=False
-        )
-    )
+    told = [] if speed is None else [Text(speed_text(speed))]
+    if engine.adapters:
+        told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
+    console.print(Panel(Group(title, how, plan_table(plan, engine.ranks), *told), title="ferrule", expand=False))
     # Outside of the panel and never wrapped, so that it can be pasted.
     has_template = engine.tokenizer.has_chat_template
     console.print(

@@ -22,6 +22,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serving.serve", "Serve a model over the OpenAI API."),
     "generate": ("serving.generate", "Load a model, print its answer to one prompt, and exit."),
     "chat": ("serving.chat", "Talk to a server of the OpenAI API."),
+    "connect": (
+        "connect.app",
+        "Point a client at a server: Claude Code, Codex, OpenCode, aider, Open WebUI, Continue or Zed.",
+    ),
     "plan": (
         "plan.app",
         "Say how to split a model over machines, how fast that would be, and whether one machine is faster.",

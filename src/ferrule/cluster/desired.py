@@ -18,6 +18,7 @@ PlanText = Annotated[str, Meta(max_length=1 << 18)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 
+MOST_ADAPTERS = 64
 API_PORT = 8420
 """Of the first model on a host."""
 RAY_PORT = 8600
@@ -32,9 +33,9 @@ class DesiredModel:
     """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
     ``listen`` and ``port``: where its clients come; ``key``: they need one. ``certificate`` and ``private_key``: files
     for TLS on the host that serves it; ``plain_http``: beyond loopback without; ``origins``: of web pages that may use
-    it. ``hosts``: the names of those that may
-    have ranks, all where it is empty. ``plan``: what `ferrule plan --json` printed, if that says where ranks go. The
-    others are options of the engine, None for its own defaults."""
+    it. ``hosts``: the names of those that may have ranks, all where it is empty. ``adapters``: ``NAME=PATH`` of each.
+    ``plan``: what `ferrule plan --json` printed, if that says where ranks go. The others are options of the engine,
+    None for its own defaults."""
 
     model: Text
     host: HostId
@@ -59,6 +60,7 @@ class DesiredModel:
     graphs: bool | None = None
     device: str | None = None
     plan: PlanText | None = None
+    adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()
 
 
 @dataclass(frozen=True)

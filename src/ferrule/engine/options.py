@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -24,6 +27,33 @@ After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+_ADAPTER_NAME = re.compile(r"[\w.][\w.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """``name``: by which requests choose it. ``path``: its directory, or a hub id. ``identity``: a digest of its files;
+    empty before they were read."""
+
+    name: str
+    path: str
+    identity: str = ""
+
+
+def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
+    """Of texts ``NAME=PATH``. Raises `ConfigError`."""
+    found: dict[str, Adapter] = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if not _ADAPTER_NAME.fullmatch(name) or not path:
+            raise ConfigError(
+                f"--adapter {text!r} is not of the form NAME=PATH, with a name of letters, digits, '.', '_' and '-'"
+            )
+        if name in found:
+            raise ConfigError(f"--adapter {name!r} is given twice; each adapter needs a name of its own")
+        here = Path(path).expanduser()
+        found[name] = Adapter(name, str(here.absolute()) if here.exists() else path)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True)
@@ -35,7 +65,8 @@ class EngineOptions:
     tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
-    ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can."""
+    ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
+    adapters that requests may name."""
 
     model: str
     tensor: int = 1
@@ -52,6 +83,7 @@ class EngineOptions:
     weights: str | None = None
     device: str = CPU
     graphs: bool = True
+    adapters: tuple[Adapter, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -76,7 +108,7 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights`` and
-    ``graphs``: as in `EngineOptions`.
+    ``graphs``: as in `EngineOptions`. ``adapters``: with their directories and identities.
     """
 
     directory: str
@@ -94,6 +126,7 @@ class RankOptions:
     encrypt: bool | None = None
     weights: str | None = None
     graphs: bool = True
+    adapters: tuple[Adapter, ...] = ()
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -77,6 +77,12 @@ def local(model: str) -> Path | None:
     return None
 
 
+def called(model: str, directory: Path) -> str:
+    """What ``model``, whose files are in ``directory``, is called where nobody gives it a name. A model of the hub is
+    called by its id: its directory in the hub's cache has the name of a commit."""
+    return model if local(model) is None else model_name(directory)
+
+
 def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
 from ferrule.errors import RequestError
-from ferrule.model import Embedding, PoolingMode
+from ferrule.model import Embedding, ModelSpec, PoolingMode
 from ferrule.plan import Plan
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ class SamplingParams:
     model's own distribution, before temperature and cuts; under a ``constraint``, of what that allows.
     ``prompt_logprobs``: the same of the prompt's tokens, of which the first has none.
     ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
-    ``stop_token_ids``, and not under a ``constraint``, whose end they are). Raises `RequestError` for numbers with
-    which no token can be chosen.
+    ``stop_token_ids``, and not under a ``constraint``, whose end they are). ``adapter``: the name of the LoRA adapter
+    that computes with the model; None: the model alone. Raises `RequestError` for numbers with which no token can be
+    chosen.
     """
 
     max_tokens: int | None = None
@@ -61,6 +62,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -193,9 +195,11 @@ class Tokenizer(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation by the model's template, with the opening of the assistant's turn; it has the special tokens
-        already. ``options``: further variables of the template, such as ``enable_thinking``."""
+        """The conversation by the model's template; it has the special tokens already. ``add_generation_prompt``: with
+        the opening of the assistant's turn. ``options``: further variables of the template, such as
+        ``enable_thinking``."""
         ...
 
 
@@ -215,6 +219,13 @@ class Engine(Protocol):
     """Sampling defaults of the model's generation_config; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
+    adapters: tuple[str, ...]
+    """Names of the LoRA adapters that `SamplingParams.adapter` may say."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Counts and sizes of the model, as it is stored."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...

@@ -1,5 +1,6 @@
 """Model description: counts and sizes, read from config.json, the weights' headers, a GGUF file or a hub."""
 
+from ferrule.model.adapters import with_adapters
 from ferrule.model.embedded import demo_path
 from ferrule.model.families.family import Cuts
 from ferrule.model.headers import Stored
@@ -48,4 +49,5 @@ __all__ = [
     "read_model",
     "spec_of_tensors",
     "split_heads",
+    "with_adapters",
 ]

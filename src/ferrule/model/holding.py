@@ -91,7 +91,7 @@ class Holding:
         *stack, rows, columns = told.shape
         if self.inputs_first and _STACK.search(name):
             rows, columns = columns, rows
-        how: Cut = "columns" if _COLUMNS.search(name) and kind != "mixer" else "rows"
+        how: Cut = "columns" if shared_inputs(name) and kind != "mixer" else "rows"
         joined = 2 if kind == "routed" and self.gated_experts and _HALF.search(name) else 1
         if kind == "routed" and self.whole_experts:
             how = "copies"
@@ -108,6 +108,11 @@ class Holding:
         if ".attn_k_b." not in name:
             packed = _by_row(packing, rank)
             yield Matrices(attention.value_width, rank, packed, self.number_bytes, how, attention.query_heads)
+
+
+def shared_inputs(name: str) -> bool:
+    """Whether the inputs of product ``name`` are what is shared out."""
+    return _COLUMNS.search(name) is not None
 
 
 def _by_row(packing: Packing | None, columns: int) -> Packing | None:

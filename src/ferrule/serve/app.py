@@ -14,10 +14,12 @@ from ferrule.engine import Engine
 from ferrule.errors import ConfigError
 from ferrule.serve.answer.prompt import body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
+from ferrule.serve.anthropic import routes as anthropic_routes
 from ferrule.serve.http.auth import Guard
 from ferrule.serve.http.errors import described, install
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import OneModel
+from ferrule.serve.ollama import routes as ollama_routes
 from ferrule.serve.openai import routes as openai_routes
 from ferrule.serve.openai.objects import HealthBody
 from ferrule.serve.tools.families import AUTO, dialect
@@ -56,10 +58,14 @@ def create_app(
     app.state.models = models
     app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(engine.max_context))
     if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
+        )
     install(app)
 
-    openai_routes.add_routes(app, models)
+    ollama_routes.add_routes(app, models)
+    openai_routes.add_routes(app, models, keyed=api_key is not None, tool_parser=tool_parser)
+    anthropic_routes.add_routes(app, models)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)

@@ -11,6 +11,8 @@ from ferrule.engine.rank.scheduler import BESIDE_ANSWERS, Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0
+ADAPTERS = 3
+"""By the remainder of its number a sequence has one of two adapters or none."""
 
 
 def next_token(tokens: list[int]) -> int:
@@ -31,6 +33,8 @@ class Caches:
         for identity in batch.released:
             self.held.pop(identity, None)
         at, sampled = 0, []
+        numbers = tuple(span.sequence % ADAPTERS for span in batch.spans)
+        assert batch.adapters == (numbers if any(numbers) else ())
         for span in batch.spans:
             if span.seen == 0:
                 self.held[span.sequence] = []
@@ -60,7 +64,9 @@ def drive(
 ) -> dict[int, list]:
     scheduler, caches = Scheduler(limits, frozenset({END})), Caches(limits.short)
     for identity, (prompt, params) in requests.items():
-        scheduler.add(identity, prompt, params, (made or {}).get(identity, ()), stepwise=stepwise)
+        scheduler.add(
+            identity, prompt, params, (made or {}).get(identity, ()), stepwise=stepwise, adapter=identity % ADAPTERS
+        )
     answers: dict[int, list] = {identity: [] for identity in requests}
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in range(5000):

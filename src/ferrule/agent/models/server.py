@@ -22,6 +22,7 @@ from ferrule.cluster.messages import GetModels, TellModelState
 from ferrule.cluster.reports import RankPlace, ServerState
 from ferrule.engine import Engine, EngineOptions, start
 from ferrule.engine.host.speed import measure_speed
+from ferrule.engine.options import parse_adapters
 from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
 from ferrule.plan import parse_plan
@@ -41,7 +42,7 @@ _OPTIONS = (
 
 def options_of(desired: DesiredModel, name: str) -> EngineOptions:
     given = {key: value for key in _OPTIONS if (value := getattr(desired, key)) is not None}
-    return EngineOptions(model=desired.model, name=name, **given)
+    return EngineOptions(model=desired.model, name=name, adapters=parse_adapters(desired.adapters), **given)
 
 
 def api_key_of(key: bytes, name: str) -> str:

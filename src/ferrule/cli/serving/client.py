@@ -48,14 +48,29 @@ class ChatServer:
 
     def models(self) -> list[str]:
         """The names of the models that are served."""
+        return list(self.cards())
+
+    def cards(self) -> dict[str, int | None]:
+        """The models that are served: by name the most tokens of the context, where the server tells."""
         try:
             response = self._http.get(f"{self.url}/models")
             _check(response)
-            return [str(model["id"]) for model in response.json()["data"]]
+            return {str(model["id"]): model.get("max_model_len") for model in response.json()["data"]}
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{self.url} does not speak the OpenAI API; is the address right?") from error
+
+    def post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+        """Answer to one request, as JSON."""
+        try:
+            response = self._http.post(f"{self.url}{path}", json=body, headers=headers)
+            _check(response)
+            return response.json()
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        except ValueError as error:
+            raise EngineError(f"{self.url}{path} answered with something that is not JSON") from error
 
     def answer(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Generator[str]:
         """The model's next message, piece by piece. Closing the iterator ends it at the server too."""

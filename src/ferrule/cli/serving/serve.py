@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.local_ranks import LocalPlanner
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
+    from ferrule.engine.options import Adapter
     from ferrule.plan import SavedPlan
     from ferrule.serve.http.tls import ServerTls
 
@@ -124,6 +125,10 @@ def serve(
         ),
     ] = True,
     encrypt: Encrypt = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="A LoRA adapter (PEFT) to serve as MODEL:NAME; as often as wanted."),
+    ] = None,
     tool_parser: Annotated[
         str,
         typer.Option(metavar="NAME", help="Format of the model's tool calls; auto: by its chat template; or none."),
@@ -136,6 +141,7 @@ def serve(
     memory can hold.
     """
     chosen = choose(model, demo=demo)
+    adapters = _adapters(adapter)
     saved = _saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
         device = saved.device
@@ -186,6 +192,7 @@ def serve(
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
+            adapters=tuple(f"{each.name}={each.path}" for each in adapters),
         )
         serve_on_cluster(console, home, name, port, desired)
         return
@@ -228,6 +235,7 @@ def serve(
             encrypt=encrypt,
             weights=weights,
             device=device or CPU,
+            adapters=adapters,
         )
         choose_plan = saved.for_model if saved is not None else None
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
@@ -283,6 +291,14 @@ def _run(
     asyncio.run(
         run_server(load, listener, api_key=api_key, tls=tls, origins=origins, tool_parser=tool_parser, on_ready=ready)
     )
+
+
+def _adapters(given: list[str] | None) -> tuple[Adapter, ...]:
+    if not given:
+        return ()
+    from ferrule.engine.options import parse_adapters
+
+    return parse_adapters(given)
 
 
 def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:

@@ -21,7 +21,7 @@ from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.source import DEMO
+from ferrule.engine.source import DEMO, called
 from ferrule.engine.types import (
     Health,
     ProgressCallback,
@@ -32,7 +32,7 @@ from ferrule.engine.types import (
 from ferrule.engine.vectors import normalized
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
 from ferrule.model import PoolingMode
-from ferrule.model.gguf import full_path, model_name
+from ferrule.model.gguf import full_path
 
 if TYPE_CHECKING:
     from ferrule.engine.types import Vector
@@ -54,7 +54,7 @@ class LocalEngine:
     """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
 
     def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
-        self.name = options.name or (DEMO_NAME if options.model == DEMO else model_name(model.directory))
+        self.name = options.name or (DEMO_NAME if options.model == DEMO else called(options.model, model.directory))
         self.created = int(time.time())
         self.spec = model.spec
         self.plan = model.plan
@@ -64,6 +64,7 @@ class LocalEngine:
         self.embedding = model.embedding
         self.default_sampling = model.default_sampling
         self.ranks: tuple[RankInfo, ...] = ()
+        self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
@@ -85,6 +86,7 @@ class LocalEngine:
             weights=options.weights,
             device=options.device,
             graphs=options.graphs,
+            adapters=model.adapters,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -101,6 +103,8 @@ class LocalEngine:
         self._check(prompt)
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
+        if params.adapter is not None and params.adapter not in self.adapters:
+            raise RequestError(f"there is no adapter {params.adapter!r}", param="model", code="model_not_found")
         if params.constraint is not None and self.tokenizer.to_json() is None:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank

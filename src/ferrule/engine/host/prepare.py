@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ferrule.engine.options import EngineOptions
+from ferrule.engine.adapters import counted, find
+from ferrule.engine.options import Adapter, EngineOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.engine.source import HEAD, resolve
 from ferrule.engine.spec import read_spec
@@ -31,7 +32,7 @@ PlanChoice = Callable[[ModelSpec], Plan]
 @dataclass(frozen=True)
 class PreparedModel:
     """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json. ``identity``: by which
-    the hosts of the ranks tell this model from others."""
+    the hosts of the ranks tell this model from others. ``adapters``: with the directories of their files."""
 
     directory: Path
     spec: ModelSpec
@@ -40,6 +41,7 @@ class PreparedModel:
     default_sampling: SamplingParams
     end_tokens: frozenset[int]
     identity: str
+    adapters: tuple[Adapter, ...] = ()
     embedding: Embedding = field(default_factory=Embedding)
 
 
@@ -54,6 +56,9 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
         )
+    adapters = tuple(find(each) for each in options.adapters)
+    if adapters:
+        spec = counted(spec, adapters)
     tokenizer = ModelTokenizer(directory)
     tokenizer.check_vocabulary(spec.vocab_size)
     if tokenizer.warning is not None:
@@ -68,7 +73,7 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     ends |= tokenizer.end_tokens
-    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, embedding)
+    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

@@ -46,14 +46,16 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return self.tokens if self.scored else int(self.sample)
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Tokens of several sequences, end to end, and the sequences whose caches are to be dropped first. The tag is the
-    version of the form on the wire."""
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Tokens of several sequences, end to end, and the sequences whose caches are to be dropped first. ``adapters``: of
+    each span the number of its adapter, from 1, or 0; empty where none has one. The tag is the version of the form on
+    the wire."""
 
     spans: tuple[Span, ...] = ()
     tokens: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
     kind: Kind = Kind.RUN
+    adapters: tuple[int, ...] = ()
 
     def logit_rows(self) -> list[int]:
         """Places in ``tokens`` whose logits are wanted, in the order of their spans."""

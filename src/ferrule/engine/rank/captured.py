@@ -86,7 +86,9 @@ class CapturedSteps:
 
     def size(self, batch: Batch) -> Size | None:
         """That of ``batch``, where it is to be run so. It depends on the batch alone."""
-        if batch.kind is Kind.EMBED or any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
+        if batch.kind is Kind.EMBED or batch.adapters:
+            return None
+        if any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
             return None
         pages = -(-max(span.seen + 1 for span in batch.spans) // PAGE)
         size = Size(_power(len(batch.spans)), max(LEAST_PAGES, _power(pages)))

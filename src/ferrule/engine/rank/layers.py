@@ -40,11 +40,15 @@ class RowParallelLinear(nn.Module):
         if self.split_input:
             width = self.weight.shape[1]
             x = x[..., self.group.rank * width : (self.group.rank + 1) * width]
-        y = functional.linear(x, self.weight)
+        y = self.product(x)
         self.group.all_reduce(y)
         if self.bias is not None:
             y += self.bias
         return y
+
+    def product(self, x: Tensor) -> Tensor:
+        """This rank's term of the sum."""
+        return functional.linear(x, self.weight)
 
 
 class GatheredLinear(nn.Module):
@@ -62,8 +66,11 @@ class GatheredLinear(nn.Module):
         self.root = root
 
     def forward(self, x: Tensor) -> Tensor:
-        part = functional.linear(x, self.weight, self.bias)
-        return gather_last(self.group, part, self.root)[..., : self.features]
+        return gather_last(self.group, self.product(x), self.root)[..., : self.features]
+
+    def product(self, x: Tensor) -> Tensor:
+        """This rank's output features."""
+        return functional.linear(x, self.weight, self.bias)
 
 
 class VocabularyParallelEmbedding(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,10 @@ from ferrule.engine.architectures import (
     streams_of,
 )
 from ferrule.engine.devices import Device, RankGroup
+from ferrule.engine.options import Adapter
 from ferrule.engine.rank import attention, recurrent
+from ferrule.engine.rank.adapters.attach import ByModule, attach, read_adapters
+from ferrule.engine.rank.adapters.lora import Adapters
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
@@ -61,6 +65,7 @@ class ShardedModel:
     hidden_size: int
     weight_bytes: int
     stage_input: StageInput | None = None
+    adapters: Adapters | None = None
 
     def forward(self, inputs: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
         """Run this stage over the batch that the cache has begun.
@@ -125,6 +130,11 @@ class Blueprint:
     slicings: dict[str, Slicing]
     aliases: dict[str, str]
     stage_input: StageInput | None
+
+    def read(self, adapters: Sequence[Adapter]) -> ByModule:
+        """This part of ``adapters``; see `read_adapters`."""
+        whole = empty(self.model.config, self.dtype)
+        return read_adapters(self.model, whole, self.slicings, adapters, self.dtype)
 
     def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: torch.device) -> int:
         """Read this part; see `loading.load`."""
@@ -192,17 +202,23 @@ def build(
     device: Device,
     on_bytes: BytesRead,
     weights: str | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> ShardedModel:
     """Build and load one rank's part. ``group`` is the ranks of this stage, for tensors of ``device``. ``weights``: as
-    in `Checkpoint`.
+    in `Checkpoint`. ``adapters``: whose files are here.
 
     Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
     """
     with Checkpoint(directory, weights) as checkpoint:
         plan = blueprint(directory, dtype, shard, group, checkpoint)
+        added = None
+        if adapters:
+            added = attach(plan.model, plan.read(adapters), device)
         size = plan.fill(checkpoint, on_bytes, device.torch_device)
     restore_buffers(plan.model, device.torch_device)
-    return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, plan.hidden_size, size, plan.stage_input)
+    size += 0 if added is None else added.bytes
+    width = plan.hidden_size
+    return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, width, size, plan.stage_input, added)
 
 
 def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:

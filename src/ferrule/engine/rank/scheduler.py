@@ -50,9 +50,9 @@ class Sequence:
 
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
     batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
-    computed one at a time even if they are known already. ``long``: see `Limits.short`. ``embedded``: it ends with its
-    prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens have their log-probabilities,
-    the first not counted, which has none.
+    computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
+    ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
+    have their log-probabilities, the first not counted, which has none.
     """
 
     identity: int
@@ -60,6 +60,7 @@ class Sequence:
     prompt: int
     params: SamplingParams
     stepwise: bool = False
+    adapter: int = 0
     whole: int = 0
     long: bool = False
     embedded: bool = False
@@ -107,6 +108,7 @@ class Scheduler:
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
     _embedding: bool = False
+    _adapted: bool = False  # whether any sequence so far has had an adapter
 
     def add(
         self,
@@ -116,12 +118,15 @@ class Scheduler:
         made: Tokens[int] = (),
         *,
         stepwise: bool = False,
+        adapter: int = 0,
         embedded: bool = False,
         scored: int = 0,
     ) -> None:
-        """``made``: tokens of its answer that are known already. ``embedded``, ``scored``: as of `Sequence`."""
-        tokens = [*prompt, *made]
-        sequence = Sequence(identity, tokens, len(prompt), params, stepwise, embedded=embedded, scored=scored)
+        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`. ``embedded``, ``scored``:
+        as of `Sequence`."""
+        sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
+        sequence.embedded, sequence.scored = embedded, scored
+        self._adapted |= adapter != 0
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -174,7 +179,8 @@ class Scheduler:
         if not spans:
             return None
         released, self._released = tuple(self._released), []
-        return Batch(tuple(spans), tuple(tokens), released, Kind.EMBED if self._embedding else Kind.RUN)
+        kind = Kind.EMBED if self._embedding else Kind.RUN
+        return Batch(tuple(spans), tuple(tokens), released, kind, self._adapters(spans))
 
     def _embeds_next(self) -> bool:
         """Whether the next batch is one of sequences that are embedded."""
@@ -199,7 +205,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
         if self._cached_tokens() + len(spans) > limits.cache_tokens:
             return None
-        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released))
+        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released), adapters=batch.adapters)
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
@@ -246,6 +252,12 @@ class Scheduler:
         if params.max_tokens is not None and sequence.generated >= params.max_tokens:
             return "length"
         return "length" if len(sequence.tokens) >= self.limits.context else None
+
+    def _adapters(self, spans: Tokens[Span]) -> tuple[int, ...]:
+        if not self._adapted:
+            return ()
+        numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
+        return numbers if any(numbers) else ()
 
     def _cached_tokens(self) -> int:
         return sum(sequence.cached + sequence.pending for sequence in self.running)

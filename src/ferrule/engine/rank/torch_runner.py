@@ -4,7 +4,7 @@ one after."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -55,6 +55,7 @@ class TorchRunner:
             device,
             loaded,
             options.weights,
+            options.adapters,
         )
         self.weight_bytes = self.model.weight_bytes
         kernels = self.model.kernels
@@ -80,7 +81,7 @@ class TorchRunner:
             else:
                 with self.device.visible():
                     inputs, positions, rows = self._uploaded(batch)
-                    with self._cached(batch):
+                    with self._cached(batch), self._adapted(batch):
                         if batch.kind is Kind.EMBED and self.shard.has_head:
                             output = self.model.last_hidden(inputs, positions)
                         else:
@@ -144,6 +145,10 @@ class TorchRunner:
         if self.model.cache.asks_tokens and not self.shard.has_embedding:
             self.model.cache.tokens = self.device.upload(torch.tensor([batch.tokens]))
         return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans})
+
+    def _adapted(self, batch: Batch) -> AbstractContextManager[None]:
+        adapters = self.model.adapters
+        return nullcontext() if adapters is None or not batch.adapters else adapters.chosen(batch, self.device)
 
     def _uploaded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments of `ShardedModel.forward`."""

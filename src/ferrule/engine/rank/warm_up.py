@@ -41,6 +41,9 @@ def warm_up(runner: Runner) -> Trial:
     seconds = min(_seconds(runner, Batch((Span(0, WARM_UP + i, 1, True),), (0,))) for i in range(2))
     per_token, state = max(1, runner.cache_bytes_per_token(0)), runner.state_bytes(0)
     runner.run(Batch(released=(0,)))
+    for number in range(1, len(runner.options.adapters) + 1):  # what cannot run is refused before any request comes
+        runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP, adapters=(number,)))
+        runner.run(Batch(released=(0,)))
     world = runner.world
     free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)

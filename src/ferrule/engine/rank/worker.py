@@ -49,6 +49,7 @@ from ferrule.engine.rank.sampling.scoring import rows_at_once, scored
 from ferrule.engine.rank.scheduler import Limits, Scheduler, Sequence
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
+from ferrule.engine.shards.adapters import obtain_adapters
 from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
@@ -125,6 +126,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     if device_kind(use.name).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
+    options = replace(options, adapters=obtain_adapters(world, options.adapters))
     config = read_config(obtained.directory)
     vocabulary = config.vocab_size
     reference = expected(world, options, obtained, vocabulary, on_progress)
@@ -188,6 +190,7 @@ class Driver:
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
+        self.adapters = [adapter.name for adapter in options.adapters]
         limits = Limits(
             batch_tokens=options.batch_tokens,
             cache_tokens=trial.cache_tokens,
@@ -270,7 +273,16 @@ class Driver:
                 return
         self.samplers[order.id] = Sampler(order.params, len(order.made), matcher)
         stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
-        self.scheduler.add(order.id, order.prompt, order.params, order.made, stepwise=stepwise, scored=order.scored)
+        adapter = 0 if order.params.adapter is None else self.adapters.index(order.params.adapter) + 1
+        self.scheduler.add(
+            order.id,
+            order.prompt,
+            order.params,
+            order.made,
+            stepwise=stepwise,
+            adapter=adapter,
+            scored=order.scored,
+        )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
         self.control.send(Refused(identity, str(error), error.code))

@@ -86,6 +86,7 @@ class ModelTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The conversation as text, special tokens included. Raises `RequestError` where the template refuses it."""
         if self._template is None:
@@ -95,7 +96,9 @@ class ModelTokenizer:
                 code="no_chat_template",
             )
         try:
-            return self._template.render(messages, tools=tools, options=options)
+            return self._template.render(
+                messages, tools=tools, options=options, add_generation_prompt=add_generation_prompt
+            )
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's makers
             raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from None
 

@@ -12,27 +12,31 @@ import msgspec
 from ferrule.engine import FinishReason, PromptToken
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.http.errors import ApiError
-from ferrule.serve.tools.parts import Part
+from ferrule.serve.tools.parts import Part, Text
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Tokens of a request's prompts, and of its answers so far."""
+    """Tokens of a request's prompts, and of its answers so far. ``reasoning``: those of the answers that were such."""
 
     prompt: int
     completion: int = 0
+    reasoning: int = 0
 
 
 class Collected:
-    """One answer put together from its pieces."""
+    """One answer put together from its pieces. ``said``: log-probabilities of what is no reasoning."""
 
     def __init__(self) -> None:
         self.text = ""
         self.parts: list[Part] = []
         self.called = False
         self.logprobs: list[TokenLogprob] = []
+        self.said: list[TokenLogprob] = []
         self.tokens = 0
+        self.reasoning = 0
         self.finish: FinishReason | None = None
+        self.stop: str | None = None
         self.prompt: tuple[PromptToken, ...] = ()
 
     def add(self, piece: Piece) -> None:
@@ -40,8 +44,12 @@ class Collected:
         self.parts.extend(piece.parts)
         self.called = piece.called
         self.logprobs.extend(piece.logprobs)
+        if any(isinstance(part, Text) for part in piece.parts):
+            self.said.extend(piece.logprobs)
         self.tokens = piece.tokens
+        self.reasoning = piece.reasoning
         self.finish = piece.finish
+        self.stop = piece.stop
         self.prompt = piece.prompt or self.prompt
 
 

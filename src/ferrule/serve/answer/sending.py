@@ -76,11 +76,12 @@ class Answer(Response):
         answers = [Collected() for _ in self._jobs]
         async for piece in pieces:
             answers[piece.index].add(piece)
-        body = self._form.whole(answers, self._counts(sum(answer.tokens for answer in answers)))
+        made = sum(answer.tokens for answer in answers)
+        body = self._form.whole(answers, self._counts(made, sum(answer.reasoning for answer in answers)))
         await respond(body)(scope, receive, send)
 
     async def _write_stream(self, pieces: AsyncGenerator[Piece], _scope: Scope, _receive: Receive, send: Send) -> None:
-        made = [0] * len(self._jobs)
+        made, reasoned = [0] * len(self._jobs), [0] * len(self._jobs)
         begun = False
 
         async def write(body: bytes) -> None:
@@ -102,12 +103,13 @@ class Answer(Response):
                 if not opened:
                     opened = True
                     await write(self._form.opening(self._counts(0)))
-                made[piece.index] = piece.tokens
+                made[piece.index], reasoned[piece.index] = piece.tokens, piece.reasoning
                 await write(self._form.events(piece))
-        await send({"type": "http.response.body", "body": self._form.closing(self._counts(sum(made)))})
+        counts = self._counts(sum(made), sum(reasoned))
+        await send({"type": "http.response.body", "body": self._form.closing(counts)})
 
-    def _counts(self, completion_tokens: int) -> Counts:
-        return Counts(self._prompt_tokens, completion_tokens)
+    def _counts(self, completion_tokens: int, reasoning_tokens: int = 0) -> Counts:
+        return Counts(self._prompt_tokens, completion_tokens, reasoning_tokens)
 
 
 async def with_silence(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from ferrule.engine import Engine, SamplingParams
+from ferrule.engine import Engine, SamplingParams, Token
 from ferrule.errors import EngineError
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.answer.transcript import Piece, Transcript
@@ -21,6 +21,7 @@ class Job:
 
     ``continues``: the answer continues the prompt's text (a completion) rather than being a text of its own (a chat),
     so that its first word keeps the space before it. ``chat``: how the answer is read, if it is one of a chat.
+    ``heard`` is told every token as it comes.
     """
 
     index: int
@@ -29,6 +30,7 @@ class Job:
     stops: tuple[str, ...] = ()
     continues: bool = False
     chat: ChatReading | None = None
+    heard: Callable[[Token], None] | None = None
 
 
 def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
@@ -53,6 +55,8 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
     finished = False
     async with aclosing(engine.generate(job.prompt, job.params)) as tokens:
         async for token in tokens:
+            if job.heard is not None:
+                job.heard(token)
             if token.prompt is not None:
                 yield Piece(job.index, "", (), 0, None, prompt=token.prompt)
             piece = transcript.push(token)

@@ -117,10 +117,10 @@ class Detokenizer:
 
 @dataclass(frozen=True)
 class Scanned:
-    """``text`` may be sent; ``stopped`` says that a stop string came right after it."""
+    """``text`` may be sent; ``stopped`` is the stop string that came right after it, if any."""
 
     text: str
-    stopped: bool = False
+    stopped: str | None = None
 
 
 class StopScanner:
@@ -141,7 +141,8 @@ class StopScanner:
         found = [(at + len(stop), at) for stop in self._stops if (at := buffer.find(stop)) >= 0]
         if found:
             self._held = ""
-            return Scanned(buffer[: min(found)[1]], stopped=True)
+            end, at = min(found)
+            return Scanned(buffer[:at], stopped=buffer[at:end])
         hold = max(open_suffix(buffer, stop) for stop in self._stops)
         self._held = buffer[len(buffer) - hold :]
         return Scanned(buffer[: len(buffer) - hold])

@@ -26,9 +26,11 @@ class TokenLogprob:
 @dataclass(frozen=True)
 class Piece:
     """The next piece of answer ``index``. ``tokens``: how many the engine has made for that answer so far.
+    ``stop``: the stop string that ended it, if one did.
 
-    Of a chat, ``parts`` are what the text says, and ``called`` whether there have been tool calls so far. ``prompt``:
-    in the first piece, what was asked of the prompt's tokens but the first."""
+    Of a chat, ``parts`` are what the text says, ``called`` whether there have been tool calls so far, and ``reasoning``
+    how many of the tokens were reasoning, with its marks. ``prompt``: in the first piece, what was asked of the
+    prompt's tokens but the first."""
 
     index: int
     text: str
@@ -37,6 +39,8 @@ class Piece:
     finish: FinishReason | None
     parts: tuple[Part, ...] = ()
     called: bool = False
+    reasoning: int = 0
+    stop: str | None = None
     prompt: tuple[PromptToken, ...] | None = None
 
 
@@ -76,8 +80,8 @@ class Transcript:
             text += self._detokenizer.flush()
         self._decoded += len(text)
         scanned = self._scanner.push(text)
-        if scanned.stopped:
-            return self._piece(scanned.text, "stop", cut=True)
+        if scanned.stopped is not None:
+            return self._piece(scanned.text, "stop", stop=scanned.stopped)
         if token.finish is not None:
             return self._piece(scanned.text + self._scanner.flush(), token.finish)
         return self._piece(scanned.text, None) if scanned.text else None
@@ -87,9 +91,9 @@ class Transcript:
             top = tuple((self._text_of(other), logprob) for other, logprob in token.top)
             self._pending.append(TokenLogprob(self._text_of(token.id), token.logprob, top, self._decoded))
 
-    def _piece(self, text: str, finish: FinishReason | None, *, cut: bool = False) -> Piece:
+    def _piece(self, text: str, finish: FinishReason | None, *, stop: str | None = None) -> Piece:
         self._sent += len(text)
-        everything = finish is not None and not cut
+        everything = finish is not None and stop is None
         due = [entry for entry in self._pending if everything or entry.offset < self._sent]
         self._pending = self._pending[len(due) :]
-        return Piece(self._index, text, tuple(due), self._tokens, finish)
+        return Piece(self._index, text, tuple(due), self._tokens, finish, stop=stop)

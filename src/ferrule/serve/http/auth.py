@@ -30,7 +30,8 @@ class Guard:
     Without a key the server listens on loopback only, where a browser still lets any web page send requests. Two
     checks keep those out: the ``Host`` must be a loopback name (a page whose own name was re-pointed to 127.0.0.1
     sends that name), and a body must be declared as JSON (a page may not do that without asking first, which
-    is granted to pages of the allowed origins only).
+    is granted to pages of the allowed origins only). Ollama's examples declare none: below its path it is enough
+    that no browser asks.
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, body_limit: int) -> None:
@@ -43,6 +44,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith("/api/") and not is_of_browser(Headers(scope=scope)):
+            scope = declared_as_json(scope)
         refusal = self._refusal(scope, Headers(scope=scope))
         if refusal is not None:
             await refusal.response(scope["path"])(scope, receive, send)
@@ -76,7 +79,9 @@ class Guard:
             )
         if self._key is not None and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
             return ApiError(
-                401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+                401,
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
             )
         if scope["method"] == "POST" and not is_json(headers.get("content-type", "")):
             return ApiError(
@@ -93,10 +98,11 @@ def too_large(limit: int) -> ApiError:
 
 
 def has_key(headers: Headers, key: bytes) -> bool:
-    """Whether ``headers`` carry ``key``, compared in constant time."""
+    """Whether ``headers`` carry ``key``, as OpenAI's clients send it or as Anthropic's, compared in constant time."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # Header values arrive decoded as latin-1; back to the bytes that were sent.
-    return hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+    bearer = hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+    return hmac.compare_digest(headers.get("x-api-key", "").strip().encode("latin-1"), key) or bearer
 
 
 def is_loopback_name(host: str) -> bool:
@@ -117,6 +123,17 @@ def check_origins(origins: Sequence[str], *, keyed: bool) -> None:
                 f"--allow-origin {origin}: an origin is a scheme, a host and perhaps a port, such as "
                 "https://chat.example or http://localhost:3000, without a path"
             )
+
+
+def is_of_browser(headers: Headers) -> bool:
+    """Whether a page may have sent the request: browsers tell its origin with every POST (Fetch, 3.1), and by
+    ``Sec-Fetch-Site`` whether it is of another site; a page can keep neither back."""
+    return "origin" in headers or "sec-fetch-site" in headers
+
+
+def declared_as_json(scope: Scope) -> Scope:
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 def is_json(content_type: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Final
 
@@ -34,13 +35,20 @@ class AnthropicFailure(msgspec.Struct):
 class AnthropicErrorBody(msgspec.Struct):
     error: AnthropicFailure
     type: str = "error"
+    request_id: str = msgspec.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
 
 
 class OllamaErrorBody(msgspec.Struct):
     error: str
 
 
-ANTHROPIC_TYPES: Final[Mapping[int, str]] = {**TYPES, 413: "request_too_large", 503: "overloaded_error"}
+ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    **TYPES,
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+"""https://platform.claude.com/docs/en/api/errors"""
 
 
 def error_body(path: str, status: int, message: str, param: str | None, code: str | None) -> msgspec.Struct:
@@ -48,6 +56,8 @@ def error_body(path: str, status: int, message: str, param: str | None, code: st
     default = "server_error" if status >= 500 else "invalid_request_error"
     if path.startswith("/v1/messages"):
         default = "api_error" if status >= 500 else default
+        if code == "context_length_exceeded":  # Anthropic's words, by which Claude Code knows that it is to compact
+            message = f"prompt is too long: {message}"
         return AnthropicErrorBody(AnthropicFailure(ANTHROPIC_TYPES.get(status, default), message))
     if path.startswith("/api/"):
         return OllamaErrorBody(message)

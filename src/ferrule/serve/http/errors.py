@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.http.error_forms import ErrorBody, error_body
+from ferrule.serve.http.error_forms import AnthropicErrorBody, ErrorBody, OllamaErrorBody, error_body
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ STATUSES: Final[Mapping[int, str]] = {
     400: "the body is no JSON, or a field has no meaning here; `param` names it",
     401: "the API key is missing or wrong",
     403: "without a key, another name than a loopback one",
-    404: "a model that is not served here",
+    404: "a model that is not served here, or a response that is not kept",
     408: "the request was not complete in time",
     413: "the body is too large",
     415: "the body is not declared as JSON",
@@ -67,7 +67,11 @@ class ApiError(Exception):
 
     def response(self, path: str) -> Response:
         """The answer to a request for ``path``."""
-        return respond(self.body(path), self.status, self.headers)
+        body = self.body(path)
+        headers = self.headers
+        if isinstance(body, AnthropicErrorBody):
+            headers["request-id"] = body.request_id
+        return respond(body, self.status, headers)
 
 
 def api_error(error: Exception) -> ApiError:
@@ -93,7 +97,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         reason = first.get("ctx", {}).get("error", "it cannot be parsed")
         place = first["loc"][-1]
         return ApiError(400, f"the body is not valid JSON: {reason} at character {place}", code="invalid_json")
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
     if not where:
         return ApiError(400, "the body must be a JSON object", code="invalid_json")
     message = str(first["msg"]).removeprefix("Value error, ")
@@ -105,15 +109,15 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 def http_error(error: HTTPException, path: str) -> ApiError:
     """Starlette's own refusals: unknown path, wrong method, and what reading the body raised."""
     if error.status_code == 404:
-        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/completions, /health")
+        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/messages, /health")
     if error.status_code == 405:
         return ApiError(405, f"{path} does not accept this method", code="method_not_allowed")
     return ApiError(error.status_code, str(error.detail))
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def described(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Responses of a route for FastAPI's description of the API: these errors."""
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=ErrorBody.__name__)}}}
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=body.__name__)}}}
     return {status: {"description": STATUSES[status], "content": content} for status in statuses}
 
 
@@ -138,7 +142,8 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         description = describe()
-        _, errors = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
+        bodies = [ErrorBody, AnthropicErrorBody, OllamaErrorBody]
+        _, errors = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
         schemas = description["components"]["schemas"]
         schemas.update(errors)
         for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400

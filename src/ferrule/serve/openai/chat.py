@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
+from ferrule.engine import ChatMessage as EngineMessage
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Collected, Counts
@@ -26,13 +27,14 @@ from ferrule.serve.openai.objects import (
     ChatToken,
     Delta,
     ToolCall,
-    usage,
+    Usage,
+    chat_usage,
 )
 from ferrule.serve.openai.sampling import sampling_params
 from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
 from ferrule.serve.structured.grammars import is_structured
 from ferrule.serve.tools.asked import Asked, asked
-from ferrule.serve.tools.families import Dialect
+from ferrule.serve.tools.families import HARMONY, Dialect
 from ferrule.serve.tools.messages import template_messages
 from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
@@ -59,13 +61,13 @@ def prepare_chat(service: Service, body: ChatRequest) -> PreparedChat:
     if wanted.tools and is_structured(body):
         raise unsupported("tools", "a call would not follow the grammar that is asked for; leave one of them out")
     params = service.grammars.constrained(body, params)
-    text = chat_text(engine, body, wanted)
+    text = chat_text(engine, body, wanted, service.dialect)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)
     reading = ChatReading(service.dialect, text[-PROMPT_END:], wanted.tools, wanted.parallel)
     if params.constraint is not None:  # even if the prompt has opened the model's reasoning
         reading = ChatReading(Dialect())
     jobs = tuple(
-        Job(index, prompt, own, tuple(body.stop), chat=reading)
+        Job(index, prompt, own, tuple(body.stop), continues=bool(body.continue_final_message), chat=reading)
         for index, own in enumerate(choices(params, body.n or 1))
     )
     return PreparedChat(jobs, len(prompt))
@@ -78,11 +80,20 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
-    """The conversation as text. Raises `RequestError` where the model's template refuses it, or it cannot be encoded:
-    tools, arguments and options may spell halves of characters as JSON does."""
+def chat_text(engine: Engine, body: ChatRequest, wanted: Asked, dialect: Dialect, *, opened: bool = True) -> str:
+    """The conversation as text, with the opening of the answer's turn if ``opened``, and what of it the request gives.
+
+    Raises `RequestError` where the model's template refuses it, or it cannot be encoded: tools, arguments and options
+    may spell halves of characters as JSON does."""
     messages = template_messages(body.messages)
-    text = engine.tokenizer.render_chat(messages, tools=wanted.shown, options=wanted.options)
+    begun = _begun(messages, dialect) if body.continue_final_message else ""
+    text = engine.tokenizer.render_chat(
+        messages, tools=wanted.shown, options=wanted.options, add_generation_prompt=opened
+    )
+    thinking = next((end for start, end in dialect.think if text.rstrip().endswith(start)), None)
+    if begun and thinking is not None:  # what was begun is no reasoning
+        text += f"{thinking}\n\n"
+    text += begun
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -90,6 +101,16 @@ def chat_text(engine: Engine, body: ChatRequest, wanted: Asked) -> str:
             "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
         ) from None
     return text
+
+
+def _begun(messages: list[EngineMessage], dialect: Dialect) -> str:
+    """Text of the last of ``messages``, which is taken out."""
+    last = messages.pop()
+    if last["role"] != "assistant" or "tool_calls" in last:
+        raise RequestError("continue_final_message: the last message is no text of the assistant's", param="messages")
+    if dialect.family == HARMONY:
+        raise unsupported("messages", "an answer in channels cannot go on behind a last message of the assistant's")
+    return last["content"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,10 @@ class ChatForm(OpenAIForm):
             )
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("chat.completion", choices, usage(counts))
+        return self.identity.body("chat.completion", choices, self.usage(counts))
+
+    def usage(self, counts: Counts) -> Usage:
+        return chat_usage(counts)
 
     def first(self) -> list[AnswerBody]:
         return [self.event(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]

@@ -18,7 +18,7 @@ from ferrule.serve.openai.echo import Echo, echo_logprobs
 from ferrule.serve.openai.form import OpenAIForm
 from ferrule.serve.openai.identity import Identity
 from ferrule.serve.openai.infill import infill
-from ferrule.serve.openai.objects import AnswerBody, TextChoice, TextLogprobs, usage
+from ferrule.serve.openai.objects import AnswerBody, TextChoice, TextLogprobs, Usage, usage
 from ferrule.serve.openai.sampling import check_token, sampling_params
 from ferrule.serve.openai.schemas import CompletionRequest, refuse_unsupported
 
@@ -86,7 +86,10 @@ class CompletionForm(OpenAIForm):
             )
             for index, answer in enumerate(answers)
         ]
-        return self.identity.body("text_completion", choices, usage(counts))
+        return self.identity.body("text_completion", choices, self.usage(counts))
+
+    def usage(self, counts: Counts) -> Usage:
+        return usage(counts)
 
     def first(self) -> list[AnswerBody]:
         if self.vocabulary is not None:  # a prompt is sent with its log-probabilities, which come with a piece

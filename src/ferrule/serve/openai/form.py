@@ -13,7 +13,7 @@ from ferrule.serve.answer.form import Counts, Form, sse
 from ferrule.serve.answer.transcript import Piece
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.openai.identity import Identity
-from ferrule.serve.openai.objects import AnswerBody, ChatChoice, TextChoice, usage
+from ferrule.serve.openai.objects import AnswerBody, ChatChoice, TextChoice, Usage
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class OpenAIForm(Form):
     @abstractmethod
     def next(self, piece: Piece) -> Sequence[AnswerBody]: ...
 
+    @abstractmethod
+    def usage(self, counts: Counts) -> Usage: ...
+
     def opening(self, counts: Counts) -> bytes:
         return b"".join(map(sse, self.first()))
 
@@ -38,7 +41,7 @@ class OpenAIForm(Form):
         return b"".join(map(sse, self.next(piece)))
 
     def closing(self, counts: Counts) -> bytes:
-        last = sse(self.identity.body(self.event_kind, [], usage(counts))) if self.include_usage else b""
+        last = sse(self.identity.body(self.event_kind, [], self.usage(counts))) if self.include_usage else b""
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> bytes:

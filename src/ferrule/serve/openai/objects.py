@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from ferrule.engine import Recovery
 from ferrule.serve.answer.form import Counts
+
+
+class CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 def usage(counts: Counts) -> Usage:
     return Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
+
+
+def chat_usage(counts: Counts) -> Usage:
+    """With what was reasoning; completions are not read for it."""
+    return structs.replace(usage(counts), completion_tokens_details=CompletionDetails(counts.reasoning))
 
 
 class ChatToken(msgspec.Struct):
@@ -132,11 +142,20 @@ class VectorList(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
+    """``max_model_len``, ``context_length``, ``context_window``: the same number of tokens, as clients of vLLM, of
+    routers and of others look for it. ``capabilities``: words of Ollama's, and some more.
+    ``root`` and ``parent``: of one with an adapter, the model that it changes."""
+
     id: str
     created: int
     max_model_len: int
+    context_length: int
+    context_window: int
+    capabilities: list[str]
     object: str = "model"
     owned_by: str = "ferrule"
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):

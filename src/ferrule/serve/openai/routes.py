@@ -5,22 +5,34 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from ferrule.engine import Engine
 from ferrule.serve.answer.prepared import prepared
 from ferrule.serve.answer.sending import while_wanted
+from ferrule.serve.anthropic.models import model_info, model_page
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
+from ferrule.serve.openai.cards import Cards
 from ferrule.serve.openai.chat import answer_chat
 from ferrule.serve.openai.completions import answer_completion
 from ferrule.serve.openai.embeddings import answer_embeddings
 from ferrule.serve.openai.identity import new_identity
-from ferrule.serve.openai.objects import ModelCard, ModelList
+from ferrule.serve.openai.objects import ModelList
+from ferrule.serve.openai.responses import routes as responses_routes
 from ferrule.serve.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from ferrule.serve.openai.tokens import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from ferrule.serve.structured.grammars import is_structured
+from ferrule.serve.tools.families import AUTO
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""Header of every request of Anthropic's clients. Both APIs list models at one path, each in its own form."""
 
 
-def add_routes(app: FastAPI, models: Models) -> None:
+def add_routes(app: FastAPI, models: Models, *, keyed: bool, tool_parser: str = AUTO) -> None:
+    """``keyed``: clients need keys. ``tool_parser``: format of the models' tool calls, by which their cards tell
+    whether they take tools."""
+    cards = Cards(tool_parser)
+    responses_routes.add_routes(app, models, keyed=keyed)
+
     @app.post("/v1/chat/completions", response_class=Response, responses=described(*OF_BODIES))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service = await models.service(body.model)
@@ -41,13 +53,22 @@ def add_routes(app: FastAPI, models: Models) -> None:
         return respond(await while_wanted(request.receive, service.closing, answer_embeddings(service, body)))
 
     @app.get("/v1/models", responses=described(*OF_ALL))
-    async def list_models() -> Response:
-        return respond(ModelList([model_card(engine) for engine in models.cards()]))
+    async def list_models(request: Request) -> Response:
+        if ANTHROPIC_VERSION in request.headers:
+            return respond(model_page(models.cards()))
+        return respond(ModelList([await cards.of(engine) for engine in models.cards()]))
 
     @app.get("/v1/models/{name:path}", responses=described(404, *OF_ALL))
-    async def model(name: str) -> Response:
-        return respond(model_card((await models.service(name)).engine))
+    async def model(name: str, request: Request) -> Response:
+        engine = (await models.service(name)).engine
+        return respond(model_info(engine) if ANTHROPIC_VERSION in request.headers else await cards.of(engine))
 
+    @app.post("/tokenize", response_class=Response, responses=described(*OF_BODIES))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        service = await models.service(body.model)
+        return await prepared(service, request, lambda: respond(tokenized(service, body)))
 
-def model_card(engine: Engine) -> ModelCard:
-    return ModelCard(engine.name, engine.created, engine.max_context)
+    @app.post("/detokenize", response_class=Response, responses=described(*OF_BODIES))
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        service = await models.service(body.model)
+        return await prepared(service, request, lambda: respond(detokenized(service, body)))

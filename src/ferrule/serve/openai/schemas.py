@@ -127,6 +127,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

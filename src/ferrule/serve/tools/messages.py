@@ -48,6 +48,9 @@ def message_text(value: Any) -> str:
     for part in value:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
+        if part["type"] == "refusal":
+            texts.append(clean_text(part.get("refusal"), "a refusal"))
+            continue
         if part["type"] != "text":
             raise ValueError(f"parts of type {part['type']!r} are not supported: this server takes text only")
         texts.append(clean_text(part.get("text"), "the text of a part"))

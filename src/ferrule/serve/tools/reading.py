@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.tools.families import Dialect
-from ferrule.serve.tools.parts import Call, Part, Tools
+from ferrule.serve.tools.parts import Call, Part, Reasoning, Tools
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,32 @@ class Reading:
         self._dialect, self._parallel = chat.dialect, chat.parallel
         self._calls = 0
         self._logprobs: list[TokenLogprob] = []
+        self._seen = self._reasoned = 0
+        self._reasons: bool | None = None
 
     def push(self, piece: Piece) -> Piece | None:
         """``piece`` with its parts; None while there is nothing to be sent."""
         parts = self._reader.push(piece.text)
         if piece.finish is not None:
             parts += self._reader.finish(ended=piece.finish == "stop")
+        self._count(piece.tokens, parts)
         parts = [self._named(part) if isinstance(part, Call) else part for part in parts]
         self._logprobs.extend(piece.logprobs)
         first = next((at for at, part in enumerate(parts) if isinstance(part, Call)), None)
         if first is not None and not self._parallel:
             return self._piece(piece, parts[: first + 1], ended=True)
         return self._piece(piece, parts) if parts or piece.finish is not None else None
+
+    def _count(self, tokens: int, parts: Sequence[Part]) -> None:
+        """Count the tokens since the last piece for what they say. Those of marks, which say nothing, go with what was
+        before them, at the start with what comes."""
+        if parts:
+            self._reasons = isinstance(parts[0], Reasoning)
+        if self._reasons is not None:
+            self._reasoned += (tokens - self._seen) * self._reasons
+            self._seen = tokens
+        if parts:
+            self._reasons = isinstance(parts[-1], Reasoning)
 
     def _named(self, call: Call) -> Call:
         self._calls += 1
@@ -52,5 +67,6 @@ class Reading:
             parts=tuple(parts),
             logprobs=logprobs,
             called=self._calls > 0,
+            reasoning=self._reasoned,
             finish="stop" if ended else piece.finish,
         )

@@ -82,6 +82,11 @@ class Assembled:
         self.program.product(self._view(it.source), self.registers[it.to], matrices, bias)
 
     @_add.register
+    def _(self, it: described.Adapt) -> None:
+        found = [(number, scale, a.matrix, b.matrix) for number, scale, a, b in self.weights.adapters[it.module]]
+        self.program.adapt(self._view(it.source), self._view(it.to), found)
+
+    @_add.register
     def _(self, it: described.HeadProduct) -> None:
         matrices = [self._matrix(head_part(it.weight, it.part, head)) for head in range(it.heads)]
         strides = it.source_stride, it.to_stride

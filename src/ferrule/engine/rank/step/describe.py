@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from ferrule.engine.rank.attention import WINDOW
 from ferrule.engine.rank.layers import GatheredLinear, RowParallelLinear, VocabularyParallelEmbedding
 from ferrule.engine.rank.step.families import ACTIVATIONS, FAMILIES, Family
 from ferrule.engine.rank.step.operations import (
+    Adapt,
     Attend,
     CacheLayer,
     Description,
@@ -49,14 +51,17 @@ class Unfit(Exception):
     """The model has something for which there is no operation. Its text says what."""
 
 
-def describe(model: Any, base: nn.Module, shard: Shard, ranks: int) -> Description:
-    """The program of this rank's stage. ``ranks``: that share its layers. Raises `Unfit`."""
-    return _Describer(model, base, shard, ranks).description()
+def describe(
+    model: Any, base: nn.Module, shard: Shard, ranks: int, adapted: Collection[str] = frozenset()
+) -> Description:
+    """The program of this rank's stage. ``ranks``: that share its layers. ``adapted``: the layers that have adapters.
+    Raises `Unfit`."""
+    return _Describer(model, base, shard, ranks, adapted).description()
 
 
 class _Describer:
-    def __init__(self, model: Any, base: nn.Module, shard: Shard, ranks: int) -> None:
-        self.model, self.base, self.shard, self.ranks = model, base, shard, ranks
+    def __init__(self, model: Any, base: nn.Module, shard: Shard, ranks: int, adapted: Collection[str]) -> None:
+        self.model, self.base, self.shard, self.ranks, self.adapted = model, base, shard, ranks, adapted
         self.config = model.config
         self.hidden = int(self.config.hidden_size)
         self.names = {id(module): name for name, module in model.named_modules()}
@@ -336,6 +341,11 @@ class _Describer:
         self._widen(to, width)
         weights = tuple(self._weight(each) for each in modules)
         self._add(Product(source, to, weights, tuple(biases) if biased and any(biases) else ()))
+        offset = 0
+        for module in modules:
+            if self._name(module) in self.adapted:
+                self._add(Adapt(source, View(to, offset), self._name(module)))
+            offset += _padded(module.weight.shape[0])
 
     def _weight(self, module: Any) -> str:
         name = f"{self._name(module)}.weight"

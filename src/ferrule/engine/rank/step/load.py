@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ferrule.engine.rank.adapters.attach import ByModule
 from ferrule.engine.rank.model import Blueprint
 from ferrule.engine.rank.step.operations import Description, Experts, HeadParts
 from ferrule.engine.weights.checkpoint import Checkpoint
@@ -30,11 +31,22 @@ from ferrule.staging import Uploads
 @dataclass
 class Weights:
     """``matrices``: by the parameter's name, and those of stacked experts as ``NAME[i]``. ``vectors``: everything else,
-    as float32. ``bytes``: what all of them take."""
+    as float32. ``adapters``: by their layer's name, of each its number, its scale, and its matrices A and B. ``bytes``:
+    what all of them take."""
 
     matrices: dict[str, PackedMatrix] = field(default_factory=dict)
     vectors: dict[str, Tensor] = field(default_factory=dict)
+    adapters: dict[str, list[tuple[int, float, PackedMatrix, PackedMatrix]]] = field(default_factory=dict)
     bytes: int = 0
+
+    def add(self, adapters: ByModule, dtype: torch.dtype) -> None:
+        """Pack ``adapters`` as numbers of ``dtype``."""
+        for module, by_number in adapters.items():
+            found = self.adapters[module] = [
+                (number, each.scale, pack_numbers(each.a, dtype), pack_numbers(each.b, dtype))
+                for number, each in by_number.items()
+            ]
+            self.bytes += sum(a.bytes + b.bytes for _, _, a, b in found)
 
 
 def load_weights(

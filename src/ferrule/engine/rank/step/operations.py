@@ -69,6 +69,15 @@ class Product(Operation):
 
 
 @dataclass(frozen=True)
+class Adapt(Operation):
+    """What LoRA adapters of the layer ``module`` add to its product by ``source``, which is in ``to``."""
+
+    source: View
+    to: View
+    module: str
+
+
+@dataclass(frozen=True)
 class HeadProduct(Operation):
     """``heads`` runs of numbers of ``source``, ``source_stride`` apart, each times the ``part`` of its head of
     ``weight`` (`HeadParts`); behind each result come the ``kept`` numbers that follow in ``source``. Results are

@@ -45,8 +45,10 @@ class StepRunner:
 
         with Checkpoint(Path(options.directory), options.weights) as checkpoint:
             built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
-            self.description = describe(built.model, built.base, self.shard, stage.size)
+            adapters = built.read(options.adapters) if options.adapters else {}
+            self.description = describe(built.model, built.base, self.shard, stage.size, adapters)
             weights = load_weights(built, self.description, checkpoint, loaded)
+            weights.add(adapters, built.dtype)
         restore_buffers(built.model, device.torch_device)
         buffers = dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
@@ -110,7 +112,7 @@ class StepRunner:
             received = sent.float()
             address = received.data_ptr()
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
-        status = self.program.run(spans, batch.tokens, list(rows), address, STEP_TIMEOUT, length)
+        status = self.program.run(spans, batch.tokens, list(rows), address, STEP_TIMEOUT, length, batch.adapters)
         del received  # its memory must live until here
         if status != OK:
             self.stage.fail(status)

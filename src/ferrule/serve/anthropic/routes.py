@@ -1,0 +1,68 @@
+"""Paths of Anthropic's API. Its models are listed by OpenAI's path, for requests that name Anthropic's version."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.answer.prompt import encode
+from ferrule.serve.answer.sending import Answer
+from ferrule.serve.answer.service import Service
+from ferrule.serve.anthropic.form import PATH, MessagesForm
+from ferrule.serve.anthropic.objects import CountBody
+from ferrule.serve.anthropic.schemas import CountRequest, MessagesRequest
+from ferrule.serve.anthropic.translate import chat_request
+from ferrule.serve.http.error_forms import AnthropicErrorBody
+from ferrule.serve.http.errors import OF_BODIES, ApiError, described
+from ferrule.serve.http.respond import respond
+from ferrule.serve.models import Models
+from ferrule.serve.openai.chat import chat_text, prepare_chat
+from ferrule.serve.tools.asked import asked
+
+ERRORS = described(*OF_BODIES, body=AnthropicErrorBody)
+
+
+def add_routes(app: FastAPI, models: Models) -> None:
+    @app.post(PATH, response_class=Response, responses=ERRORS)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        service = await _service(models, body.model)
+        slow = body.output_format is not None or (
+            body.output_config is not None and body.output_config.format is not None
+        )
+        return await prepared(service, request, lambda: answer_messages(service, body), slow=slow)
+
+    @app.post(f"{PATH}/count_tokens", response_class=Response, responses=ERRORS)
+    async def count_tokens(body: CountRequest, request: Request) -> Response:
+        service = await _service(models, body.model)
+        return await prepared(service, request, lambda: respond(CountBody(count(service, body))))
+
+
+def answer_messages(service: Service, body: MessagesRequest) -> Answer:
+    """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
+    chat = prepare_chat(service, chat_request(body))
+    shows = body.thinking is None or body.thinking.display != "omitted"
+    form = MessagesForm(f"msg_{uuid.uuid4().hex}", service.engine.name, body.max_tokens, shows)
+    return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
+
+
+def count(service: Service, body: CountRequest) -> int:
+    """Tokens of the prompt that `answer_messages` would make. Raises as it does, also where they are certainly more
+    than the context holds."""
+    chat = chat_request(body)
+    wanted = asked(chat, service.engine.tokenizer, service.dialect)
+    text = chat_text(service.engine, chat, wanted, service.dialect)
+    return len(encode(service.engine, text, field="messages", add_special_tokens=False))
+
+
+async def _service(models: Models, name: str | None) -> Service:
+    try:
+        return await models.service(name)
+    except ApiError as error:
+        if error.code != "model_not_found":
+            raise
+        hint = "for Claude Code set ANTHROPIC_MODEL to a name that is served here (`ferrule connect claude-code`)"
+        raise replace(error, message=f"{error.message}; {hint}, or make {name!r} an alias of it") from None

@@ -1,0 +1,111 @@
+"""Paths of Ollama's API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.answer.service import Service
+from ferrule.serve.http.error_forms import OllamaErrorBody
+from ferrule.serve.http.errors import OF_ALL, OF_BODIES, ApiError, described
+from ferrule.serve.http.respond import respond
+from ferrule.serve.models import Models
+from ferrule.serve.ollama.chat import answer_chat, answer_generate, loaded
+from ferrule.serve.ollama.describe import VERSION, can_be_had, in_memory, shown
+from ferrule.serve.ollama.embed import answer_embed, answer_embeddings
+from ferrule.serve.ollama.form import Watch
+from ferrule.serve.ollama.names import service_of
+from ferrule.serve.ollama.objects import ModelList, Version
+from ferrule.serve.ollama.pull import Pulls, delete
+from ferrule.serve.ollama.schemas import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    NamedRequest,
+)
+
+BODIES: Any = {"response_class": Response, "responses": described(*OF_BODIES, body=OllamaErrorBody)}
+LOOKS: Any = {"response_class": Response, "responses": described(*OF_ALL, body=OllamaErrorBody)}
+Asked = TypeVar("Asked", ChatRequest, GenerateRequest)
+REFUSED = {
+    "copy": "name a model with ferrule serve --name NAME",
+    "create": "serve a directory or a GGUF file with ferrule serve MODEL",
+    "push": "upload to the hub with its own tools",
+}
+
+
+def add_routes(app: FastAPI, models: Models) -> None:
+    pulls = Pulls()
+
+    async def text(body: Asked, request: Request, answer: Callable[[Service, Asked, Watch], Response]) -> Response:
+        watch = Watch()
+        service = await service_of(models, body.model)
+        watch.loaded_now()
+        if body.is_empty:
+            return loaded(service, body)
+        slow = body.format is not None
+        return await prepared(service, request, lambda: answer(service, body, watch), slow=slow)
+
+    @app.post("/api/chat", **BODIES)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await text(body, request, answer_chat)
+
+    @app.post("/api/generate", **BODIES)
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        return await text(body, request, answer_generate)
+
+    @app.post("/api/embed", **BODIES)
+    async def embed(body: EmbedRequest) -> Response:
+        begun = time.monotonic_ns()
+        return await answer_embed(await service_of(models, body.model), body, begun)
+
+    @app.post("/api/embeddings", **BODIES)
+    async def embeddings(body: EmbeddingsRequest) -> Response:
+        return await answer_embeddings(await service_of(models, body.model), body)
+
+    @app.head("/api/tags", include_in_schema=False)
+    @app.get("/api/tags", **LOOKS)
+    async def tags() -> Response:
+        return respond(ModelList([can_be_had(engine) for engine in models.cards()]))
+
+    @app.get("/api/ps", **LOOKS)
+    async def ps() -> Response:
+        return respond(ModelList([in_memory(engine) for engine in models.cards()]))
+
+    @app.post("/api/show", **BODIES)
+    async def show(body: NamedRequest) -> Response:
+        return respond(shown(await service_of(models, body.wanted)))
+
+    @app.post("/api/pull", **BODIES)
+    async def pull(body: NamedRequest) -> Response:
+        return pulls.answer(body.wanted, stream=body.stream is not False)
+
+    @app.delete("/api/delete", **BODIES)
+    async def remove(body: NamedRequest) -> Response:
+        return await delete(models, body.wanted)
+
+    @app.head("/api/version", include_in_schema=False)
+    @app.get("/api/version", **LOOKS)
+    async def version() -> Response:
+        return respond(Version(VERSION))
+
+    @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return PlainTextResponse("Ollama is running")  # what clients look for, to the letter
+
+    for name, instead in REFUSED.items():
+        app.post(f"/api/{name}", include_in_schema=False)(_refusing(name, instead))
+
+
+def _refusing(name: str, instead: str) -> Callable[[], Any]:
+    async def refuse() -> Response:
+        raise ApiError(400, f"/api/{name} is not supported: {instead}", code="unsupported")
+
+    return refuse

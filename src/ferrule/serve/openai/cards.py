@@ -1,0 +1,42 @@
+"""Models as clients are told of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import UNSET
+
+from ferrule.engine import Engine
+from ferrule.serve.answer.adapters import AdapterEngine
+from ferrule.serve.openai.objects import ModelCard
+from ferrule.serve.tools.families import Dialect, dialect
+
+
+class Cards:
+    """Cards of models. What a model can do is found out once. ``tool_parser``: as `dialect` takes it."""
+
+    def __init__(self, tool_parser: str) -> None:
+        self._tool_parser = tool_parser
+        self._known: dict[tuple[str, int], list[str]] = {}
+
+    async def of(self, engine: Engine) -> ModelCard:
+        key = engine.name, engine.created
+        if key not in self._known:
+            speaks = dialect(engine.tokenizer.chat_template, self._tool_parser)
+            self._known[key] = await asyncio.to_thread(capabilities, engine, speaks)
+        room = engine.max_context
+        base = engine.base.name if isinstance(engine, AdapterEngine) else UNSET
+        return ModelCard(engine.name, engine.created, room, room, room, self._known[key], root=base, parent=base)
+
+
+def capabilities(engine: Engine, speaks: Dialect) -> list[str]:
+    """What ``engine``'s model can be asked for, whose dialect is ``speaks``. Its tokenizer is written out for that."""
+    tokenizer = engine.tokenizer
+    able = {
+        "completion": True,
+        "chat": tokenizer.has_chat_template,
+        "tools": "tools" in tokenizer.template_names and speaks.family is not None,
+        "reasoning": bool(speaks.think) or speaks.family == "harmony",
+        "structured_output": tokenizer.to_json() is not None,
+    }
+    return [name for name, can in able.items() if can]
