@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,42 +12,54 @@ from fastapi.responses import Response
 
 from ferrule import __version__
 from ferrule.engine import Engine
-from ferrule.errors import ConfigError
 from ferrule.serve.answer.prompt import body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
 from ferrule.serve.anthropic import routes as anthropic_routes
 from ferrule.serve.http.auth import Guard
-from ferrule.serve.http.errors import described, install
+from ferrule.serve.http.errors import described, described_as, install
 from ferrule.serve.http.respond import respond
+from ferrule.serve.keys.allowed import AllowedModels
+from ferrule.serve.keys.keyring import Keyring
 from ferrule.serve.models import OneModel
 from ferrule.serve.ollama import routes as ollama_routes
 from ferrule.serve.openai import routes as openai_routes
 from ferrule.serve.openai.objects import HealthBody
 from ferrule.serve.tools.families import AUTO, dialect
 
-HEALTH_RESPONSES = {**described(403, 408), 503: {"description": "the model does not run; `status` says why"}}
+EXPOSED = (
+    "Retry-After",
+    *(f"x-ratelimit-{value}-{of}" for of in ("requests", "tokens") for value in ("limit", "remaining", "reset")),
+)
+"""Headers that pages of other origins may read."""
+
+HEALTH_RESPONSES = {
+    **described(400, 403, 408, 431, ok=HealthBody),
+    503: described_as("the model does not run; `status` says why", HealthBody),
+}
 
 
 def create_app(
     engine: Engine,
     *,
     api_key: str | None,
+    keys: Path | None = None,
     origins: Sequence[str] = (),
     max_sequences: int = MAX_SEQUENCES,
     tool_parser: str = AUTO,
 ) -> FastAPI:
     """The application that serves ``engine``. The engine remains the caller's to close.
 
-    ``api_key``: what clients must send as bearer token; with None only requests to loopback names are answered.
+    ``api_key``: what clients must send as bearer token; ``keys``: a file of further ones, with their limits. Where
+    there are neither, only requests to loopback names are answered.
     ``origins``: of web pages that may send requests from browsers (CORS), such as ``https://chat.example``.
     ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
-    ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key.
+    ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key, and for
+    a file of keys that cannot be used.
     """
-    if api_key is not None and not api_key.strip():
-        raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
+    keyring = Keyring(api_key, keys)
     service = Service(engine, dialect(engine.tokenizer.chat_template, tool_parser), max_sequences=max_sequences)
-    models = OneModel(service)
+    models = AllowedModels(OneModel(service))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -56,15 +69,19 @@ def create_app(
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.models = models
-    app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(engine.max_context))
+    app.add_middleware(Guard, keys=keyring, body_limit=body_limit(engine.max_context))
     if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=[*EXPOSED],
         )
-    install(app)
+    install(app, keyed=keyring.keyed)
 
     ollama_routes.add_routes(app, models)
-    openai_routes.add_routes(app, models, keyed=api_key is not None, tool_parser=tool_parser)
+    openai_routes.add_routes(app, models, tool_parser=tool_parser)
     anthropic_routes.add_routes(app, models)
 
     @app.head("/health", include_in_schema=False)

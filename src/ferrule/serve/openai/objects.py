@@ -141,6 +141,18 @@ class VectorList(msgspec.Struct):
     object: str = "list"
 
 
+class ChatBody(AnswerBody):
+    """`AnswerBody` of a chat, for the description of the API."""
+
+    choices: Sequence[ChatChoice]
+
+
+class TextBody(AnswerBody):
+    """`AnswerBody` of a completion, for the description of the API."""
+
+    choices: Sequence[TextChoice]
+
+
 class ModelCard(msgspec.Struct):
     """``max_model_len``, ``context_length``, ``context_window``: the same number of tokens, as clients of vLLM, of
     routers and of others look for it. ``capabilities``: words of Ollama's, and some more.

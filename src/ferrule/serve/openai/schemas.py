@@ -17,7 +17,7 @@ MAX_INPUTS = 2048
 
 
 def stop_strings(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value or []
+    stops = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
     for stop in stops:
@@ -57,11 +57,18 @@ def _are_tokens(items: list[Any]) -> bool:
 
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
-TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(token_limit)]
+TokenLimit = Annotated[
+    Annotated[int, Field(ge=0)] | None,
+    BeforeValidator(token_limit, json_schema_input_type=Annotated[int, Field(ge=-1)] | None),
+]
 Stops = Annotated[list[str], BeforeValidator(stop_strings, json_schema_input_type=str | list[str] | None)]
+_Prompts = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[str] | list[int] | list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1)]
+)
 Prompt = Annotated[
     list[str | list[int]],
-    BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+    BeforeValidator(prompt_list, json_schema_input_type=_Prompts),
 ]
 
 
@@ -182,7 +189,7 @@ def _refuse_in_chat(body: ChatRequest) -> None:
 def _refuse_in_completion(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != 1:
         raise unsupported("best_of", "ask for several answers with n and choose among them")
-    if body.suffix and body.echo:
+    if body.suffix and body.echo and body.logprobs is not None:
         raise unsupported("echo", "together with suffix there is no prompt that the answer continues")
 
 
