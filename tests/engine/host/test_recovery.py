@@ -45,7 +45,7 @@ def running(
     model = PreparedModel(Path("/nowhere"), SPEC, plan, cast(Any, None), SamplingParams(), frozenset(), "")
 
     async def main() -> None:
-        engine = LocalEngine(EngineOptions("tiny"), model, planner)
+        engine = LocalEngine(EngineOptions("tiny", name="tiny"), model, planner)
         await engine.load(None)
         try:
             async with asyncio.timeout(20):
