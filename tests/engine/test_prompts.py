@@ -130,7 +130,7 @@ def test_a_model_saved_without_its_output_layer_makes_vectors_only(tmp_path: Pat
     spec = describe(directory, read_config(directory))
     model = PreparedModel(
         directory, spec, make_plan(spec, tensor=2), cast(Any, None), SamplingParams(), frozenset(), "",
-        Embedding("mean", only=True),
+        embedding=Embedding("mean", only=True),
     )  # fmt: skip
 
     async def body() -> None:
