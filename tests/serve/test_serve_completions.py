@@ -119,5 +119,3 @@ def test_a_suffix_is_filled_in_by_models_that_can(serving: Callable[..., openai.
     asked = engine.tokenizer.decode(engine.calls[0].prompt, skip_special_tokens=False)
     assert asked == "<｜fim▁begin｜>def f(<｜fim▁hole｜>):\n<｜fim▁end｜>"
     assert engine.calls[0].prompt[0] == engine.tokenizer.backend.token_to_id(marks[0])
-    with pytest.raises(openai.BadRequestError, match="prompts that are texts"):
-        client.completions.create(model=MODEL, prompt=[1, 2], suffix="x")

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from ferrule.serve.answer.form import Form
 from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.answer.sending import while_wanted
 from ferrule.serve.anthropic.models import model_info, model_page
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.respond import respond
@@ -14,10 +15,11 @@ from ferrule.serve.models import Models
 from ferrule.serve.openai.cards import Cards
 from ferrule.serve.openai.chat import answer_chat
 from ferrule.serve.openai.completions import answer_completion
+from ferrule.serve.openai.embeddings import answer_embeddings
 from ferrule.serve.openai.identity import new_identity
-from ferrule.serve.openai.objects import ChatBody, ModelCard, ModelList, TextBody
+from ferrule.serve.openai.objects import ChatBody, ModelCard, ModelList, TextBody, VectorList
 from ferrule.serve.openai.responses import routes as responses_routes
-from ferrule.serve.openai.schemas import ChatRequest, CompletionRequest
+from ferrule.serve.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from ferrule.serve.openai.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -51,6 +53,11 @@ def add_routes(app: FastAPI, models: Models, *, tool_parser: str = AUTO) -> None
         return await prepared(
             service, request, lambda: answer_completion(service, body, identity), slow=is_structured(body)
         )
+
+    @app.post("/v1/embeddings", response_class=Response, responses=described(*OF_BODIES, ok=VectorList))
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        service = await models.service(body.model)
+        return respond(await while_wanted(request.receive, service.closing, answer_embeddings(service, body)))
 
     @app.get("/v1/models", responses=described(*OF_ALL, ok=ModelList))
     async def list_models(request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from ferrule.errors import RequestError
 from ferrule.serve.tools.messages import Body, Message, clean_text
@@ -13,6 +13,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_INPUTS = 2048
 
 
 def stop_strings(value: Any) -> list[str]:
@@ -164,7 +165,20 @@ class CompletionRequest(GenerationRequest):
     logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: Whole | None = None
-    suffix: str | None = None
+    suffix: Annotated[str, AfterValidator(lambda text: clean_text(text, "suffix"))] | None = None
+
+
+class EmbeddingRequest(Body):
+    """The body of ``POST /v1/embeddings``."""
+
+    input: Annotated[
+        list[str | list[int]],
+        BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+        Field(max_length=MAX_INPUTS),
+    ]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Whole | None = Field(None, ge=1)
 
 
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
@@ -190,8 +204,8 @@ def _refuse_in_chat(body: ChatRequest) -> None:
 def _refuse_in_completion(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != 1:
         raise unsupported("best_of", "ask for several answers with n and choose among them")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "the prompt's log-probabilities are not available; leave out echo or logprobs")
+    if body.suffix and body.echo and body.logprobs is not None:
+        raise unsupported("echo", "together with suffix there is no prompt that the answer continues")
 
 
 def unsupported(field: str, why: str) -> RequestError:
