@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import uvicorn
 from fastapi.responses import JSONResponse
@@ -20,7 +21,11 @@ from ferrule.serve.http.connections import HttpConfig, connection_limit
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.logs import RepeatFilter
 from ferrule.serve.http.tls import ServerTls
+from ferrule.serve.models import Aliases
+from ferrule.serve.models.many import ManyModels
 from ferrule.serve.tools.families import AUTO
+
+Served = TypeVar("Served", Engine, ManyModels)
 
 log = logging.getLogger(__name__)
 
@@ -56,31 +61,33 @@ class Server(uvicorn.Server):
 
 
 async def serve(
-    start: Callable[[], Awaitable[Engine]],
+    start: Callable[[], Awaitable[Served]],
     listener: socket.socket,
     *,
     api_key: str | None,
     tls: ServerTls | None = None,
     origins: Sequence[str] = (),
     tool_parser: str = AUTO,
-    on_ready: Callable[[Engine], None],
+    aliases: Aliases | None = None,
+    on_ready: Callable[[Served], None],
 ) -> None:
-    """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
+    """Start an engine, or several models, and serve on ``listener`` until SIGINT or SIGTERM; returns when everything is
+    closed.
 
-    ``tls``: None for plain HTTP. ``origins`` and ``tool_parser``: as `create_app` takes them. While ``start`` runs,
-    clients get status 503. ``on_ready`` is called once requests are answered. When the engine fails for good the server
-    stays, and says so at ``/health``. Raises what ``start`` raises.
+    ``tls``: None for plain HTTP. ``origins``, ``tool_parser``, ``aliases``: as `create_app` takes them. While ``start``
+    runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine fails for good the
+    server stays, and says so at ``/health``. Raises what ``start`` raises.
     """
     stop = asyncio.Event()
     gate = Gate()
     server = Server(HttpConfig(gate, tls=tls, most=connection_limit()))
     with _stopped_by_signals(stop), _readable_log():
         http = asyncio.create_task(server.serve(sockets=[listener]))
-        engine: Engine | None = None
+        engine: Served | None = None
         try:
             engine = await _unless(stop, start())
             if engine is not None:
-                app = create_app(engine, api_key=api_key, origins=origins, tool_parser=tool_parser)
+                app = create_app(engine, api_key=api_key, origins=origins, tool_parser=tool_parser, aliases=aliases)
                 gate.app = app
                 on_ready(engine)
                 await _watch(engine, stop)
@@ -90,8 +97,8 @@ async def serve(
             await asyncio.gather(http, _close(engine))
 
 
-async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | None:
-    """The started engine, or None when ``stop`` came first."""
+async def _unless(stop: asyncio.Event, starting: Awaitable[Served]) -> Served | None:
+    """What was started, or None when ``stop`` came first."""
     task = asyncio.ensure_future(starting)
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -106,21 +113,22 @@ async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | 
                 await _close(task.result())  # it was ready in the very moment
 
 
-async def _watch(engine: Engine, stop: asyncio.Event) -> None:
-    """Wait for ``stop``; log once if the engine fails meanwhile."""
-    while not stop.is_set() and engine.health().state != "failed":
+async def _watch(engine: Engine | ManyModels, stop: asyncio.Event) -> None:
+    """Wait for ``stop``; log once if the only engine fails meanwhile: one of several is started again."""
+    while not isinstance(engine, ManyModels) and not stop.is_set() and engine.health().state != "failed":
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
-    if not stop.is_set():
+    if not stop.is_set() and not isinstance(engine, ManyModels):
         log.error("the model has failed; requests get status 503 until a restart: %s", engine.health().error)
     await stop.wait()
 
 
-async def _close(engine: Engine | None) -> None:
+async def _close(engine: Engine | ManyModels | None) -> None:
     if engine is None:
         return
+    closing = engine.aclose() if isinstance(engine, ManyModels) else engine.close()
     try:
-        await asyncio.wait_for(engine.close(), ENGINE_CLOSE_SECONDS)
+        await asyncio.wait_for(closing, ENGINE_CLOSE_SECONDS + 1)
     except TimeoutError:
         log.error("the engine did not close within %s s; processes of it may be left", ENGINE_CLOSE_SECONDS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname, socket
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli import complete
-from ferrule.cli.serving.devices import choice_of, devices_of, split_as_asked
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -26,11 +25,14 @@ from ferrule.cli.serving.model import (
     Tp,
     Weights,
 )
+from ferrule.cli.serving.models_file import Wanted
+from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError
 from ferrule.installation import require
+from ferrule.units import parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ferrule.engine.options import Adapter
     from ferrule.plan import SavedPlan
     from ferrule.serve.http.tls import ServerTls
+    from ferrule.serve.models import Aliases
 
 DEFAULT_PORT = 8420
 
@@ -50,6 +53,7 @@ EXAMPLES = (
     "ferrule serve --demo\n\n"
     "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
     "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
+    "ferrule serve Qwen/Qwen3-8B ~/models/gemma-3-4b --alias 'claude-*=Qwen3-8B' --memory-limit 48GiB\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
     "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --ssl-certfile cert.pem --ssl-keyfile key.pem"
 )
@@ -60,7 +64,7 @@ app = typer.Typer()
 
 @app.command(epilog=EXAMPLES)
 def serve(
-    model: Annotated[str | None, MODEL] = None,
+    model: Annotated[list[str] | None, MODEL] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
     pp: Pp = None,
@@ -133,14 +137,36 @@ def serve(
         str,
         typer.Option(metavar="NAME", help="Format of the model's tool calls; auto: by its chat template; or none."),
     ] = "auto",
+    models: Annotated[
+        Path | None, typer.Option("--models", metavar="FILE", help="Several models: TOML with tables [models.NAME].")
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
+        ),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FERRULE_MEMORY_LIMIT", metavar="SIZE", help="Of several models: memory for all, such as 48GiB."
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over the OpenAI API.
 
     Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine. Without --tp,
     --pp and --plan the planner decides how to split it, over the devices that --device allows, and refuses what no
-    memory can hold.
+    memory can hold. Of several MODELs the first is loaded at once, others when a request names them.
     """
-    chosen = choose(model, demo=demo)
+    given = model or []
+    several: list[Wanted] = []
+    if len(given) > 1 or models is not None:
+        refuse_for_several({"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts})
+        common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
+        several = wanted_models(given, models, common)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = _adapters(adapter)
     saved = _saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
@@ -154,6 +180,8 @@ def serve(
 
     console = Console()
     home = None if here else running_cluster()
+    if home is not None and (several or alias):
+        raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
     origins = _origins(allow_origin, keyed=api_key is not None or (home is not None and not is_loopback(host)))
     if home is not None:
         from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
@@ -199,9 +227,11 @@ def serve(
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
+    from ferrule.serve.models import Aliases
     from ferrule.serve.tools.families import check_parser
 
     check_parser(tool_parser)
+    aliases = Aliases.parse(alias or ())
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
@@ -215,12 +245,30 @@ def serve(
         listen(
             host, DEFAULT_PORT if port is None else port, api_key=api_key, encrypted=tls is not None or plain_http
         ) as listener,
-        expecting(ranks, threads, encrypt) as expected,
+        nullcontext() if several else expecting(ranks, threads, encrypt) as expected,
     ):
+        from ferrule.cli.serving.placing import Placing, placing
         from ferrule.engine import EngineOptions
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
+        if several:
+            run_several(
+                console,
+                several,
+                limit=limit,
+                aliases=aliases,
+                self_test=self_test,
+                graphs=graphs,
+                standby=standby,
+                encrypt=encrypt,
+                listener=listener,
+                host=host,
+                api_key=api_key,
+                tls=tls,
+                origins=origins,
+            )
+            return
         options = EngineOptions(
             chosen,
             tp or 1,
@@ -237,21 +285,26 @@ def serve(
             device=device or CPU,
             adapters=adapters,
         )
-        choose_plan = saved.for_model if saved is not None else None
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
-        machine, choice = None, None
-        if options.device == CPU:
-            machine = ThisMachine(console, threads)
-            if not split and saved is None:
-                choose_plan = partial(machine.plan, before_measuring=make_room)
-        elif saved is None:
-            devices = devices_of(console, options, None if split else make_room)
-            if devices and not split:
-                choice = choice_of(options, devices)
-            elif devices and not demo:  # which is split to show something
-                choose_plan = partial(split_as_asked, console, options, devices)
-        planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
-        _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls, origins, tool_parser)
+        if saved is None:
+            place = placing(console, options, make_room, split=split, demo=demo)
+        else:
+            place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
+        planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
+        _run(
+            console,
+            options,
+            planner,
+            place.plan,
+            place.machine,
+            listener,
+            host,
+            api_key,
+            tls,
+            origins,
+            tool_parser,
+            aliases,
+        )
 
 
 def _run(
@@ -266,6 +319,7 @@ def _run(
     tls: ServerTls | None,
     origins: tuple[str, ...],
     tool_parser: str,
+    aliases: Aliases,
 ) -> None:
     """Until it is stopped."""
     import asyncio
@@ -289,7 +343,16 @@ def _run(
         show_ready(console, engine, host, port, with_key=api_key is not None, tls=tls, speed=speed)
 
     asyncio.run(
-        run_server(load, listener, api_key=api_key, tls=tls, origins=origins, tool_parser=tool_parser, on_ready=ready)
+        run_server(
+            load,
+            listener,
+            api_key=api_key,
+            tls=tls,
+            origins=origins,
+            tool_parser=tool_parser,
+            aliases=aliases,
+            on_ready=ready,
+        )
     )
 
 

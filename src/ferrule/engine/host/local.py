@@ -30,6 +30,8 @@ from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestE
 from ferrule.model.gguf import full_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ferrule.lab import Lab
 
 NEW_SECONDS = 60.0
@@ -40,11 +42,16 @@ INTERRUPTED_SECONDS = 300.0
 DEMO_NAME = "ferrule-demo"
 
 
+def name_of(options: EngineOptions, directory: Path) -> str:
+    """What the API calls the model whose files are in ``directory``."""
+    return options.name or (DEMO_NAME if options.model == DEMO else called(options.model, directory))
+
+
 class LocalEngine:
     """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
 
     def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
-        self.name = options.name or (DEMO_NAME if options.model == DEMO else called(options.model, model.directory))
+        self.name = name_of(options, model.directory)
         self.created = int(time.time())
         self.spec = model.spec
         self.plan = model.plan

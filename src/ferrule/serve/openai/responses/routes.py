@@ -30,7 +30,7 @@ def add_routes(app: FastAPI, models: Models, *, keyed: bool) -> None:
         return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest() if keyed else ""
 
     async def read(body: ResponsesRequest, request: Request, *, count: bool) -> Response:
-        service = await models.service(body.model)
+        service = await (models.known(body.model) if count else models.service(body.model))
         context = context_of(body, owner_of(request), responses)
         own = own_items(body, context)
 
