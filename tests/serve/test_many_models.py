@@ -238,7 +238,7 @@ def test_loading_waits_for_requests_of_the_model_that_is_in_the_way() -> None:
         await turns()
         status, message = await client.message("c")
         assert status == 503
-        assert "'acme/a' (2 GiB, in use by 1 requests)" in message
+        assert "'acme/a' (2 GiB, in use by 1 request)" in message
         hold.set()
         assert (await asked).status_code == 200
 

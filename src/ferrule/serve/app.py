@@ -91,7 +91,7 @@ def _parser_of(served: Engine | ManyModels, tool_parser: str) -> Callable[[Engin
 
 
 def many_health(models: ManyModels) -> Response:
-    """200 unless no model runs and the first one cannot, or not yet; the state of each."""
+    """200 unless no model runs and the first one cannot; the state of each."""
     states = {}
     for offer, engine in models.states():
         health = engine.health()
@@ -106,7 +106,7 @@ def many_health(models: ManyModels) -> Response:
         )
     first = next(iter(states))
     status = states[first].status
-    if status == "unloaded" or any(each.status == "ok" for each in states.values()):
+    if status in ("unloaded", "loading") or any(each.status == "ok" for each in states.values()):
         status = "ok"
     return respond(ManyHealthBody(status, first, states), 200 if status == "ok" else 503)
 

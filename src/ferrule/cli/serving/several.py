@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -70,6 +69,8 @@ def run_several(
     origins: tuple[str, ...],
 ) -> None:
     """Until it is stopped. ``limit``: bytes of memory for all."""
+    import asyncio
+
     from ferrule.serve.models import Aliases
     from ferrule.serve.models.many import ManyModels
     from ferrule.serve.models.memory import Memory

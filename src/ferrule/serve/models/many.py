@@ -153,8 +153,8 @@ class ManyModels:
         if loading.cancelled():
             raise shutting_down()
         if (error := loading.exception()) is not None:
-            if isinstance(error, ModelUnavailable):
-                raise ModelUnavailable(str(error), retry_after=error.retry_after)
+            if isinstance(error, NoRoomError):  # one of its own for each who waits
+                raise NoRoomError(str(error), retry_after=error.retry_after)
             slot.check_pause()
             raise error
 
@@ -226,6 +226,8 @@ class ManyModels:
             await asyncio.wait_for(engine.close(), CLOSE_SECONDS)
         except TimeoutError:
             log.error("%s did not close within %s s; processes of it may be left", slot.offer.name, CLOSE_SECONDS)
+        except Exception:
+            log.exception("%s did not close properly; processes of it may be left", slot.offer.name)
 
     def _idle(self, slot: Slot) -> None:
         self._released.set()

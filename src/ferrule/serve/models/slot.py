@@ -93,7 +93,8 @@ class Slot:
         return release
 
     def held(self) -> Held:
-        stays = "pinned" if self.offer.pin else f"in use by {self.users} requests" if self.users else None
+        used = f"in use by {self.users} request{'' if self.users == 1 else 's'}" if self.users else None
+        stays = "pinned" if self.offer.pin else used
         return Held(self.offer.name, self.offer.need, self.last_used, stays, self.users > 0 and not self.offer.pin)
 
     def keep(self, seconds: float) -> None:
