@@ -15,7 +15,9 @@ from ferrule.lab import vm
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")  # how long an example takes says more of the machine than of the code
 
-os.environ["FERRULE_CONFIG"] = os.devnull  # the settings of this machine's user are not those of the tests
+# The settings and API keys of this machine's user are not those of the tests.
+os.environ["FERRULE_CONFIG"] = os.devnull
+os.environ["FERRULE_KEYS_FILE"] = f"{os.devnull}/none"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes that share the cores: threads of one would wait for the others'
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -135,9 +135,9 @@ def decode_record(data: bytes | str, kind: type[_R], *, most: int = MOST_RECORD_
         raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
 
 
-def write_record(path: Path, record: FileRecord) -> None:
+def write_record(path: Path, record: FileRecord, *, private: bool = False) -> None:
     """For `read_record`; as `write_whole` does it."""
-    write_whole(path, encode_record(record))
+    write_whole(path, encode_record(record), private=private)
 
 
 def encode_record(record: FileRecord) -> str:
@@ -145,11 +145,25 @@ def encode_record(record: FileRecord) -> str:
     return msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace what is in ``path`` in one go: no reader sees half of it. For one writer at a time. Raises `OSError`."""
+def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace what is in ``path`` in one go: no reader sees half of it. For one writer at a time. Raises `OSError`.
+
+    ``private``: only this user may read it."""
     fresh = path.with_name(f".{path.name}.new")  # what a killed process left there is written over
+    if private:
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600, exist_ok=False)
     fresh.write_text(text)
     fresh.replace(path)
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when ``path`` is written or replaced; None where it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _lock_within(lock: int, seconds: float) -> bool:

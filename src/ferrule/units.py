@@ -10,6 +10,7 @@ _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _BYTES |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS |= {"d": 86400.0}
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"([kKmMgGtT]?)(?:b|bits?)?(?:ps)?")  # GB/s would be bytes
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")

@@ -1,6 +1,7 @@
 """Reports of a model server on itself."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 from agents import desired, make_home, until
@@ -8,6 +9,7 @@ from ferrule.agent.models import server as model_server
 from ferrule.agent.models.server import ModelServer, options_of
 from ferrule.engine.options import Adapter
 from ferrule.engine.types import Health
+from ferrule.serve.http.self_signed import SelfSigned, own_directory
 
 HERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="tensor"), hosts=("a", "b"), prediction=None)
 ELSEWHERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="single"), hosts=("a",), prediction=None)
@@ -54,3 +56,28 @@ def test_adapters_are_those_of_the_record():
     given = options_of(desired("0" * 32, adapters=("poet=owner/poet", "sql=owner/sql"), tensor=2), "demo")
     assert given.adapters == (Adapter("poet", "owner/poet"), Adapter("sql", "owner/sql"))
     assert (given.name, given.tensor) == ("demo", 2)
+
+
+def test_clients_need_the_keys_of_this_host_and_are_served_with_its_own_certificate(tmp_path, monkeypatch):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    monkeypatch.setenv("FERRULE_KEYS_FILE", str(tmp_path / "keys.json"))
+    given = {}
+
+    async def serve(_load, listener, **options):
+        listener.close()
+        given.update(options)
+
+    async def tell(_self):
+        pass
+
+    monkeypatch.setattr(model_server, "serve", serve)
+    monkeypatch.setattr(ModelServer, "_tell", tell)
+    home, own = make_home(tmp_path, "here"), own_directory()
+    wanted = replace(
+        desired(home.settings.host), port=0, certificate=str(own / "cert.pem"), request_log=str(tmp_path / "log")
+    )
+    asyncio.run(ModelServer(home, "demo", wanted).run())
+    assert isinstance(given["tls"], SelfSigned)
+    assert given["keys"] == tmp_path / "keys.json"
+    given["requests"].close()
+    assert (tmp_path / "log").exists()

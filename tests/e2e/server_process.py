@@ -17,7 +17,7 @@ import psutil
 from openai import OpenAI
 
 READY_WITHIN = 90.0
-URL = re.compile(r"http://127\.0\.0\.1:\d+")
+URL = re.compile(r"https?://(?:127\.0\.0\.1|localhost):\d+")
 
 
 @dataclass

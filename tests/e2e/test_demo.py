@@ -193,6 +193,28 @@ def test_the_same_seed_gives_the_same_answer_also_in_company(demo: Server) -> No
     asyncio.run(body())
 
 
+def test_what_the_model_makes_of_prompts_is_what_one_process_makes_of_them(demo: Server) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo_path())
+    model = AutoModelForCausalLM.from_pretrained(demo_path(), dtype=torch.float32).eval()
+    texts = ["def main():\n    return", "import json"]
+    scored = demo.client().completions.create(
+        model="ferrule-demo", prompt=texts, echo=True, logprobs=3, max_tokens=0, temperature=0
+    )
+    found = demo.client().embeddings.create(model="ferrule-demo", input=texts)
+    for text, choice, vector in zip(texts, scored.choices, found.data, strict=True):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            out = model(ids, output_hidden_states=True)
+        right = out.logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+        assert choice.text == text
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(right.tolist(), abs=1e-3)
+        last = out.hidden_states[-1][0, -1]
+        assert vector.embedding == pytest.approx((last / last.norm()).tolist(), abs=1e-4)
+
+
 def test_ollamas_client_is_answered_the_same(demo: Server) -> None:
     said = demo.client().chat.completions.create(
         model="ferrule-demo",

@@ -20,6 +20,10 @@ from server_process import start_server
 
 from ferrule.engine import Constraint, EngineOptions, LocalEngine, SamplingParams, start
 from ferrule.errors import RequestError
+from ferrule.serve.tools.families import dialect
+from ferrule.serve.tools.grammar.answer import Sought, constraint_of
+from ferrule.serve.tools.grammar.lark import Lark
+from ferrule.serve.tools.parts import Call, Tools
 
 TOGETHER = 30
 SPLITS = [
@@ -29,11 +33,23 @@ SPLITS = [
 LONG = Constraint(
     "json_schema", json.dumps({"type": "array", "items": SCHEMAS["log line"], "minItems": 3, "maxItems": 4})
 )
+CALLS = {"log": SCHEMAS["log line"]}
+SENTIMENT = Constraint("json_schema", json.dumps(SCHEMAS["sentiment"]))
+END_OF_THOUGHT, BUDGET = 7, 25
+TOGETHER_WITH_TOOLS = constraint_of(
+    Lark({"</think>": END_OF_THOUGHT}),
+    Sought(CALLS, parallel=False, sure=True, constraint=SENTIMENT, budget=BUDGET),
+    dialect("</think>", "hermes"),
+    "",
+    "<think>",
+)
+"""A call or JSON, after reasoning that the prompt has opened and its budget ends: by a token that stands for a mark."""
 PARAMS = (
     SamplingParams(constraint=LONG, temperature=0.0, max_tokens=150),
     SamplingParams(constraint=LONG, temperature=1.0, seed=5, presence_penalty=0.5, logit_bias={9: 5.0}, max_tokens=150),
     SamplingParams(constraint=Constraint("regex", "([a-z]{3}-){30}"), seed=2, max_tokens=150, ignore_eos=True),
     SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True),
+    SamplingParams(constraint=TOGETHER_WITH_TOOLS, temperature=1.0, seed=3, max_tokens=400),
 )
 """Beside each other: constrained in several ways, and not at all."""
 KILLED_AT = 40
@@ -127,10 +143,19 @@ def whole() -> list[Told]:
     async def refused_and_answered(engine: LocalEngine) -> list[Told]:
         with pytest.raises(RequestError, match="unclosed group"):
             await anext(engine.generate([5], SamplingParams(constraint=Constraint("regex", "a(b"))))
-        return await answers(engine)
+        told = await answers(engine)
+        tokens = [token for token, _ in told[4][:-1]]
+        assert tokens.index(END_OF_THOUGHT) == BUDGET
+        reader = dialect("</think>", "hermes").reader("", Tools(CALLS))
+        parts = [*reader.push(engine.tokenizer.decode(tokens[BUDGET + 1 :])), *reader.finish(ended=True)]
+        (said,) = parts
+        schema = CALLS[said.name] if isinstance(said, Call) else SCHEMAS["sentiment"]
+        text = said.arguments if isinstance(said, Call) else said.text
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+        return told
 
     found: list[Told] = with_engine((1, 1), refused_and_answered)
-    assert [answer[-1][1] for answer in found] == ["length", "length", "stop", "length"]
+    assert [answer[-1][1] for answer in found] == ["length", "length", "stop", "length", "stop"]
     assert len(found[2]) < 150
     return found
 

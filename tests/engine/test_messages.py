@@ -6,8 +6,21 @@ import pytest
 from fake_ranks import rank_options
 
 from ferrule.engine import messages
-from ferrule.engine.messages import Add, Event, Failed, NewToken, Order, Start, Tokens, decode_event, decode_order
-from ferrule.engine.types import SamplingParams
+from ferrule.engine.messages import (
+    Add,
+    Embed,
+    Embedded,
+    Event,
+    Failed,
+    NewToken,
+    Order,
+    Scores,
+    Start,
+    Tokens,
+    decode_event,
+    decode_order,
+)
+from ferrule.engine.types import PromptToken, SamplingParams
 from ferrule.errors import EngineError, RequestError
 from ferrule.process.lifeline import BEAT
 
@@ -17,6 +30,8 @@ from ferrule.process.lifeline import BEAT
     [
         Start(rank_options(2)),
         Add(7, (1, 2), (3,), SamplingParams(logit_bias={5: -1.5}, stop_token_ids=(9,), seed=2**62)),
+        Add(7, (1, 2), (), SamplingParams(prompt_logprobs=2), scored=1),
+        Embed(7, (1, 2), "mean"),
     ],
 )
 def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
@@ -24,7 +39,13 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [Tokens((NewToken(7, 3, -0.5, ((3, -0.5),), "stop"),)), Failed("PeerLost", "gone", 1)]
+    "event",
+    [
+        Tokens((NewToken(7, 3, -0.5, ((3, -0.5),), "stop"),)),
+        Scores(7, 2, (PromptToken(-0.5, 1, ((3, -0.5),)), PromptToken(-1.5, 2, ()))),
+        Embedded(7, b"\x00\xff"),
+        Failed("PeerLost", "gone", 1),
+    ],
 )
 def test_an_event_arrives_as_it_was_sent(event: Event) -> None:
     assert decode_event(messages.encode(event)) == event

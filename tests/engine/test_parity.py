@@ -184,6 +184,13 @@ def test_a_width_that_does_not_divide_is_refused_before_loading(tmp_path: Path) 
         load_only(tmp_path, 2)
 
 
+def test_decoders_made_encoders_are_refused(tmp_path: Path) -> None:
+    """As EmbeddingGemma is; not only where its modules say so."""
+    for name, how in (("gemma3_text", {"use_bidirectional_attention": True}), ("qwen3", {"is_causal": False})):
+        with pytest.raises(ModelError, match=r"later tokens too, as its config\.json says"):
+            load_only(make(name, tmp_path / name, **how), 1)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from ferrule.engine import ChatMessage, Health, RankInfo, Recovery, SamplingParams, Token
+from ferrule.engine import ChatMessage, Health, PromptToken, RankInfo, Recovery, SamplingParams, Token, normalized
 from ferrule.engine.spec import read_spec
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
-from ferrule.model import ModelSpec, Share, demo_path
+from ferrule.model import Embedding, ModelSpec, PoolingMode, Share, demo_path
 from ferrule.plan import Plan, Stage
 
 TEXT = "The quick brown fox jumps over the lazy dog. Grüße aus Köln, 你好 世界, naïve café 🙂 done."
@@ -40,6 +41,7 @@ class TinyTokenizer:
         self.has_chat_template = template is not None
         self.warning: str | None = None
         self.chat_template = template
+        self.response_template: Mapping[str, Any] | None = None
         self.template_names = frozenset({"messages", *(("tools",) if template and "tools" in template else ())})
         self.eos_token_id: int | None = backend.token_to_id(END)
 
@@ -145,6 +147,8 @@ class FakeEngine:
     spec: ModelSpec = field(default_factory=demo_spec)
     adapters: tuple[str, ...] = ()
     calls: list[Call] = field(default_factory=list)
+    embedding: Embedding = field(default_factory=Embedding)
+    embedded: list[list[tuple[int, ...]]] = field(default_factory=list)
     active: int = 0
     most_active: int = 0
     closed: bool = False
@@ -205,16 +209,33 @@ class FakeEngine:
             else:
                 finish = "stop" if token == end or token in params.stop_token_ids else None
                 finish = finish or ("length" if at + 1 == limit else None)
-            yield self._token(token, params, finish)
+            yield self._token(token, params, finish, self._scores(call) if at == 0 else None)
             if finish:
                 return
 
-    def _token(self, token: int, params: SamplingParams, finish: Any) -> Token:
+    def _scores(self, call: Call) -> tuple[PromptToken, ...] | None:
+        """Each token of a prompt is as likely as its number says, and so are the first ones of the vocabulary."""
+        count = call.params.prompt_logprobs
+        if count is None:
+            return None
+        top = tuple((other, -0.001 * other) for other in range(count))
+        return tuple(PromptToken(-0.001 * token, token + 1, top) for token in call.prompt[1:])
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Any]:
+        """By token the next of four numbers, counted."""
+        assert pooling is None
+        self.embedded.append([tuple(prompt) for prompt in prompts])
+        vectors = [np.bincount(np.array(prompt) % 4, minlength=4).astype(np.float32) for prompt in prompts]
+        return [normalized(vector) for vector in vectors]
+
+    def _token(
+        self, token: int, params: SamplingParams, finish: Any, prompt: tuple[PromptToken, ...] | None = None
+    ) -> Token:
         if params.logprobs is None:
-            return Token(token, finish=finish)
+            return Token(token, finish=finish, prompt=prompt)
         others = [(token + step) % self.vocab_size for step in range(params.logprobs)]
         top = tuple((other, math.log(0.5) - at) for at, other in enumerate(others))
-        return Token(token, math.log(0.5), top, finish)
+        return Token(token, math.log(0.5), top, finish, prompt)
 
     def health(self) -> Health:
         if self.closed:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -23,13 +24,16 @@ def running(
     engine: FakeEngine,
     *,
     api_key: str | None = None,
+    keys: Path | None = None,
     origins: Sequence[str] = (),
     max_sequences: int = 256,
     tool_parser: str = "auto",
     **limits: Any,
 ) -> Iterator[str]:
     """The base URL, without /v1, of a server of ``engine``. ``limits`` are `HttpConfig`'s."""
-    app = create_app(engine, api_key=api_key, origins=origins, max_sequences=max_sequences, tool_parser=tool_parser)
+    app = create_app(
+        engine, api_key=api_key, keys=keys, origins=origins, max_sequences=max_sequences, tool_parser=tool_parser
+    )
     with served(app, **limits) as port:
         yield f"http://127.0.0.1:{port}"
 

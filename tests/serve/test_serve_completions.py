@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
-from fake_engine import TEXT, FakeEngine
+from fake_engine import TEXT, FakeEngine, byte_level
 
 MODEL = "acme/fake-1b"
 
@@ -107,3 +108,14 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert (model.id, model.object, model.owned_by, model.created) == (MODEL, "model", "ferrule", 1_700_000_000)
     assert client.models.retrieve(MODEL) == model
     assert client.models.retrieve("fake-1b") == model
+
+
+def test_a_suffix_is_filled_in_by_models_that_can(serving: Callable[..., openai.OpenAI]) -> None:
+    marks = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")
+    engine = FakeEngine(tokenizer=byte_level(specials=marks))
+    client = serving(engine)
+    made = client.completions.create(model=MODEL, prompt="def f(", suffix="):\n", max_tokens=2, echo=True)
+    assert made.choices[0].text.startswith("def f(The")
+    asked = engine.tokenizer.decode(engine.calls[0].prompt, skip_special_tokens=False)
+    assert asked == "<｜fim▁begin｜>def f(<｜fim▁hole｜>):\n<｜fim▁end｜>"
+    assert engine.calls[0].prompt[0] == engine.tokenizer.backend.token_to_id(marks[0])

@@ -100,8 +100,16 @@ def test_the_description_names_the_errors_that_come_and_no_others() -> None:
         path: {status for operation in methods.values() for status in operation["responses"]}
         for path, methods in description["paths"].items()
     }
-    posts = {"200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503"}
+    posts = {"200", "400", "401", "403", "404", "408", "413", "415", "429", "431", "500", "503"}
     assert statuses["/v1/chat/completions"] == statuses["/v1/completions"] == posts
-    assert statuses["/v1/models/{name}"] == {"200", "401", "403", "404", "408", "503"}
-    assert set(description["components"]["schemas"]["ErrorBody"]["properties"]) == {"error"}
+    assert statuses["/v1/models/{name}"] == {"200", "400", "401", "403", "404", "408", "431", "503"}
+    assert set(description["components"]["schemas"]["http.ErrorBody"]["properties"]) == {"error"}
+    answer = description["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert answer["application/json"]["schema"] == {"$ref": "#/components/schemas/openai.ChatBody"}
+    assert set(answer["text/event-stream"]["schema"]["properties"]) == {"event", "data"}
+    assert "choices" in description["components"]["schemas"]["openai.ChatBody"]["required"]
+    assert "securitySchemes" not in description["components"]
+    keyed = create_app(FakeEngine(), api_key="key").openapi()
+    assert keyed["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert "security" not in keyed["paths"]["/health"]["get"]
     assert "HTTPValidationError" not in description["components"]["schemas"]

@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "connect.app",
         "Point a client at a server: Claude Code, Codex, OpenCode, aider, Open WebUI, Continue or Zed.",
     ),
+    "keys": ("keys.app", "API keys of servers: names, models allowed, limits and expiry."),
     "plan": (
         "plan.app",
         "Say how to split a model over machines, how fast that would be, and whether one machine is faster.",

@@ -32,10 +32,10 @@ _RAY_PORTS = 300
 class DesiredModel:
     """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
     ``listen`` and ``port``: where its clients come; ``key``: they need one. ``certificate`` and ``private_key``: files
-    for TLS on the host that serves it; ``plain_http``: beyond loopback without; ``origins``: of web pages that may use
-    it. ``hosts``: the names of those that may have ranks, all where it is empty. ``adapters``: ``NAME=PATH`` of each.
-    ``plan``: what `ferrule plan --json` printed, if that says where ranks go. The others are options of the engine,
-    None for its own defaults."""
+    for TLS on the host that serves it; ``plain_http``: beyond loopback without; ``request_log``: a file there;
+    ``origins``: of web pages that may use it. ``hosts``: the names of those that may have ranks, all where it is
+    empty. ``adapters``: ``NAME=PATH`` of each. ``plan``: what `ferrule plan --json` printed, if that says where ranks
+    go. The others are options of the engine, None for its own defaults."""
 
     model: Text
     host: HostId
@@ -46,6 +46,7 @@ class DesiredModel:
     certificate: Text | None = None
     private_key: Text | None = None
     plain_http: bool = False
+    request_log: Text | None = None
     origins: tuple[Text, ...] = ()
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None

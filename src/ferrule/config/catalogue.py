@@ -29,6 +29,11 @@ _DURATION: Final = (int, float, str)
 SETTINGS: Final = (
     Setting("serve.port", "FERRULE_PORT", (int,), "8420", "port of `serve` and `chat`"),
     Setting("serve.api_key", "FERRULE_API_KEY", (str,), "none", "what clients of `serve` must send", secret=True),
+    Setting(
+        "serve.keys_file", "FERRULE_KEYS_FILE", (str,), "in the user's state", "API keys that `ferrule keys` makes"
+    ),
+    Setting("serve.request_log", "FERRULE_REQUEST_LOG", (str,), "none", "a line of JSON for each request of `serve`"),
+    Setting("serve.tls_self", "FERRULE_TLS_SELF", (bool,), "false", "let `serve` make its certificate itself"),
     Setting("serve.ssl_certfile", "FERRULE_SSL_CERTFILE", (str,), "none", "certificate with which `serve` speaks TLS"),
     Setting("serve.ssl_keyfile", "FERRULE_SSL_KEYFILE", (str,), "in the certificate's file", "its private key"),
     Setting("serve.plain_http", "FERRULE_PLAIN_HTTP", (bool,), "false", "let `serve` do without TLS beyond loopback"),

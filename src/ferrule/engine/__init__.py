@@ -16,12 +16,15 @@ if TYPE_CHECKING:
         FinishReason,
         Health,
         Progress,
+        PromptToken,
         RankInfo,
         Recovery,
         SamplingParams,
         Token,
         Tokenizer,
+        Vector,
     )
+    from ferrule.engine.vectors import normalized
 
 __all__ = [
     "ChatMessage",
@@ -32,15 +35,18 @@ __all__ = [
     "Health",
     "LocalEngine",
     "Progress",
+    "PromptToken",
     "RankInfo",
     "Recovery",
     "SamplingParams",
     "Token",
     "Tokenizer",
+    "Vector",
+    "normalized",
     "start",
 ]
 
-_ELSEWHERE = {"LocalEngine": "host.local", "start": "host.local", "EngineOptions": "options"}
+_ELSEWHERE = {"LocalEngine": "host.local", "start": "host.local", "EngineOptions": "options", "normalized": "vectors"}
 """Modules of those that are not in `ferrule.engine.types`."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ferrule.engine.types import Constraint
 from ferrule.errors import RequestError
@@ -69,13 +69,9 @@ def open_matcher(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
     if len(constraint.text) > MOST_CHARACTERS:
         raise GrammarError(f"it has {len(constraint.text):,} characters, more than {MOST_CHARACTERS:,}")
     try:
-        if constraint.kind == "json_schema":
-            grammar = LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE})
-        elif constraint.kind == "regex":
-            grammar = LLMatcher.grammar_from_regex(constraint.text)
-        else:
-            grammar = LLMatcher.grammar_from_lark(constraint.text)
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(
+            tokenizer, _of_library(constraint), log_level=0, limits=LLParserLimits(verbose_errors=False)
+        )
         matcher.compute_bitmask()  # which it is too complex for, tells only now
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
         raise GrammarError(_first_line(str(error))) from None
@@ -84,6 +80,38 @@ def open_matcher(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
     if matcher.is_stopped() and not matcher.is_accepting():
         raise GrammarError("no text satisfies it")
     return matcher
+
+
+def _of_library(constraint: Constraint) -> str:
+    """``constraint`` as the library takes it: Lark, or its own JSON."""
+    from llguidance import LLMatcher
+
+    if constraint.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE})
+    if constraint.kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    return LLMatcher.grammar_from_lark(constraint.text) if constraint.kind == "lark" else constraint.text
+
+
+def json_rule(schema: Any) -> str:
+    """JSON of ``schema`` as part of a Lark grammar's rule."""
+    own = schema if isinstance(schema, dict) else {"not": {}} if schema is False else {}
+    return "%json " + json.dumps({**own, "x-guidance": {"whitespace_pattern": WHITESPACE}}, ensure_ascii=False)
+
+
+def around(lark: str, name: str, inner: Constraint) -> Constraint:
+    """The Lark grammar ``lark``, in whose rules ``@name`` stands for what ``inner`` allows."""
+    told = _of_library(inner)
+    part = json.loads(told)["grammars"][0] if told.startswith("{") else {"lark_grammar": told}
+    return Constraint("grammars", json.dumps({"grammars": [{"lark_grammar": lark}, {**part, "name": name}]}))
+
+
+def special_tokens(tokenizer: LLTokenizer, known: str) -> dict[str, int]:
+    """Tokens that are never text for the library, by their name: a grammar must name them by their id. ``known``: the
+    tokenizer as ``tokenizer.json`` has it."""
+    added = json.loads(known).get("added_tokens") or ()
+    named = {each["content"]: each["id"] for each in added}
+    return {name: token for name, token in named.items() if tokenizer.is_special_token(token)}
 
 
 def told(matcher: LLMatcher) -> str:

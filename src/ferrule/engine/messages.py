@@ -1,8 +1,8 @@
 """Control messages between a model's server and its ranks: tagged structs, one JSON object a line.
 
 Down to a rank go *orders*: `Start` to one that was started without options, `Meet` to each when all have done their
-imports, and `Learn`, `Add` and `Cancel` to the driver. Up come *events*. Both are decoded here and nowhere else; a
-message has at most `LINE_LIMIT` bytes.
+imports, and `Learn`, `Add`, `Embed` and `Cancel` to the driver. Up come *events*. Both are decoded here and nowhere
+else; a message has at most `LINE_LIMIT` bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from ferrule.engine.options import RankOptions
-from ferrule.engine.types import FinishReason, Progress, RankInfo, SamplingParams
+from ferrule.engine.types import FinishReason, Progress, PromptToken, RankInfo, SamplingParams
 from ferrule.errors import EngineError
+from ferrule.model import PoolingMode
 
 LINE_LIMIT = 1 << 26
 """Bytes of the longest message, either way."""
@@ -28,12 +29,22 @@ class Meet(msgspec.Struct, frozen=True, tag="meet", tag_field="op"):
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
-    """A request. ``made``: tokens of its answer that there were before the ranks were lost."""
+    """A request. ``made``: tokens of its answer that there were before the ranks were lost; ``scored``: as many of the
+    prompt's tokens had their log-probabilities."""
 
     id: int
     prompt: tuple[int, ...]
     made: tuple[int, ...]
     params: SamplingParams
+    scored: int = 0
+
+
+class Embed(msgspec.Struct, frozen=True, tag="embed", tag_field="op"):
+    """A request for a vector."""
+
+    id: int
+    prompt: tuple[int, ...]
+    pooling: PoolingMode
 
 
 class Learn(msgspec.Struct, frozen=True, tag="learn", tag_field="op"):
@@ -46,7 +57,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
     id: int
 
 
-Order = Start | Meet | Learn | Add | Cancel
+Order = Start | Meet | Learn | Add | Embed | Cancel
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive", tag_field="event"):
@@ -80,6 +91,22 @@ class NewToken(msgspec.Struct, frozen=True, array_like=True):
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", tag_field="event"):
     tokens: tuple[NewToken, ...]
+
+
+class Scores(msgspec.Struct, frozen=True, tag="scores", tag_field="event"):
+    """Log-probabilities of the prompt of request ``id``: of its tokens from ``first`` + 1 on. They come before its
+    first token."""
+
+    id: int
+    first: int
+    tokens: tuple[PromptToken, ...]
+
+
+class Embedded(msgspec.Struct, frozen=True, tag="embedded", tag_field="event"):
+    """Vector of request ``id``, in float32 of the machine; not normalised."""
+
+    id: int
+    vector: bytes
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", tag_field="event"):
@@ -116,7 +143,7 @@ class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
     device: DeviceLost | None = None
 
 
-Event = Alive | Here | Loading | Ready | Tokens | Refused | Load | Failed
+Event = Alive | Here | Loading | Ready | Tokens | Scores | Embedded | Refused | Load | Failed
 
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

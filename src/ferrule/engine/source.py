@@ -33,6 +33,8 @@ from ferrule.model.storage import named_format
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HEAD = "lm_head.weight"
+"""Name of an output layer among a model's tensors."""
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 """File patterns of what a model needs to run; hubs often hold the same weights in other formats beside them."""
 

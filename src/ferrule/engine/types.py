@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
 from ferrule.errors import RequestError
-from ferrule.model import ModelSpec
+from ferrule.model import Embedding, ModelSpec, PoolingMode
 from ferrule.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float32]
 
 FinishReason = Literal["stop", "length"]
 State = Literal["loading", "ready", "recovering", "waiting", "failed", "closed"]
@@ -19,10 +25,11 @@ comes back by itself when it can be. ``failed``: it does not come back."""
 
 @dataclass(frozen=True)
 class Constraint:
-    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), or a
-    context-free grammar in llguidance's variant of Lark's notation."""
+    """Grammar that an answer must follow. ``text``: a JSON schema, a regular expression (of the whole answer), a
+    context-free grammar in llguidance's variant of Lark's notation, or several of these as that library's own JSON,
+    the first of which refers to the others."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "grammars"]
     text: str
 
 
@@ -34,6 +41,7 @@ class SamplingParams:
     ``min_p`` 0 mean off. ``logprobs``: how many alternatives to report beside the chosen token's own
     log-probability; None means no log-probabilities at all, 0 the chosen token's only. They are those of the
     model's own distribution, before temperature and cuts; under a ``constraint``, of what that allows.
+    ``prompt_logprobs``: the same of the prompt's tokens, of which the first has none.
     ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
     ``stop_token_ids``, and not under a ``constraint``, whose end they are). ``adapter``: the name of the LoRA adapter
     that computes with the model; None: the model alone. Raises `RequestError` for numbers with which no token can be
@@ -51,6 +59,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
@@ -71,9 +80,19 @@ class SamplingParams:
                 raise RequestError(f"{name} cannot be {value}", param=name)
 
 
+class PromptToken(NamedTuple):
+    """Log-probability of a prompt's token after those before it, its rank (1: none was
+    likelier), and the likeliest ones with theirs."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True)
 class Token:
-    """One generated token. ``finish`` is set on the last one of a sequence.
+    """One generated token. ``finish`` is set on the last one of a sequence; ``prompt`` on the first one, where
+    `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first.
 
     A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
     the caller that turns tokens into text leaves it out.
@@ -83,6 +102,7 @@ class Token:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
+    prompt: tuple[PromptToken, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,10 +174,12 @@ class ChatMessage(TypedDict):
 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that serving needs. ``warning``: what is wrong with its chat template.
-    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``."""
+    ``chat_template``: its source; ``template_names``: the variables that it reads, such as ``tools``.
+    ``response_template``: what transformers calls so, which says how answers are to be read."""
 
     eos_token_id: int | None
     chat_template: str | None
+    response_template: Mapping[str, Any] | None
     template_names: frozenset[str]
     has_chat_template: bool
     warning: str | None
@@ -194,6 +216,8 @@ class Engine(Protocol):
     max_context: int
     """The most tokens that prompt and answer may have together."""
     vocab_size: int
+    embedding: Embedding
+    """As what its vectors are made."""
     default_sampling: SamplingParams
     """Sampling defaults of the model's generation_config; used for fields that a request leaves out."""
     plan: Plan
@@ -216,6 +240,12 @@ class Engine(Protocol):
         the prompt leaves no room (``code="context_length_exceeded"``), and at any point for a request that crashes the
         ranks again and again; `ModelUnavailable` when the model cannot be had in time; `EngineError` when it failed.
         """
+        ...
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+        """A vector for each of ``prompts``: its hidden states after the last norm, pooled, in float32; of length 1
+        where the model's files say so. ``pooling``: the model's own by default. All are computed at once; cancelling
+        ends them on every rank. Raises as `generate` does."""
         ...
 
     def health(self) -> Health: ...

@@ -16,6 +16,7 @@ from ferrule.model.layer import (
     Weights,
 )
 from ferrule.model.mixer import MixerSpec
+from ferrule.model.pooling import Embedding, PoolingMode, lacks_head, read_embedding
 from ferrule.model.read import known_models, read_configuration, read_model, spec_of_tensors
 from ferrule.model.spec import ModelSpec
 from ferrule.model.split import HeadSplit, Range, no_plan, part_of, split_heads
@@ -25,6 +26,7 @@ __all__ = [
     "COMPACT",
     "AttentionSpec",
     "Cuts",
+    "Embedding",
     "ExpertsSpec",
     "HeadSplit",
     "Hub",
@@ -32,15 +34,18 @@ __all__ = [
     "LayerWeights",
     "MixerSpec",
     "ModelSpec",
+    "PoolingMode",
     "Range",
     "Share",
     "Stored",
     "Weights",
     "demo_path",
     "known_models",
+    "lacks_head",
     "no_plan",
     "part_of",
     "read_configuration",
+    "read_embedding",
     "read_model",
     "spec_of_tensors",
     "split_heads",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,14 +12,15 @@ from fastapi.responses import Response
 
 from ferrule import __version__
 from ferrule.engine import Engine
-from ferrule.errors import ConfigError
 from ferrule.serve.answer.prompt import body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
 from ferrule.serve.anthropic import routes as anthropic_routes
 from ferrule.serve.http.auth import Guard
-from ferrule.serve.http.errors import described, install
+from ferrule.serve.http.errors import described, described_as, install
 from ferrule.serve.http.respond import respond
-from ferrule.serve.models import Aliases, OneModel
+from ferrule.serve.keys.allowed import AllowedModels
+from ferrule.serve.keys.keyring import Keyring
+from ferrule.serve.models import Aliases, Models, OneModel
 from ferrule.serve.models.leases import Leases
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.models.offer import state_of
@@ -27,13 +29,23 @@ from ferrule.serve.openai import routes as openai_routes
 from ferrule.serve.openai.objects import HealthBody, ManyHealthBody, ModelHealth
 from ferrule.serve.tools.families import AUTO, dialect
 
-HEALTH_RESPONSES = {**described(403, 408), 503: {"description": "the model does not run; `status` says why"}}
+EXPOSED = (
+    "Retry-After",
+    *(f"x-ratelimit-{value}-{of}" for of in ("requests", "tokens") for value in ("limit", "remaining", "reset")),
+)
+"""Headers that pages of other origins may read."""
+
+HEALTH_RESPONSES = {
+    **described(400, 403, 408, 431, ok=HealthBody),
+    503: described_as("the model does not run; `status` says why", HealthBody),
+}
 
 
 def create_app(
     engine: Engine | ManyModels,
     *,
     api_key: str | None,
+    keys: Path | None = None,
     origins: Sequence[str] = (),
     max_sequences: int = MAX_SEQUENCES,
     tool_parser: str = AUTO,
@@ -41,22 +53,24 @@ def create_app(
 ) -> FastAPI:
     """The application that serves ``engine``, or several models. Engines remain the caller's to close.
 
-    ``api_key``: what clients must send as bearer token; with None only requests to loopback names are answered.
+    ``api_key``: what clients must send as bearer token; ``keys``: a file of further ones, with their limits. Where
+    there are neither, only requests to loopback names are answered.
     ``origins``: of web pages that may send requests from browsers (CORS), such as ``https://chat.example``.
     ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
     These two and ``aliases`` are of one model; several have their own.
-    ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key.
+    ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key, and for
+    a file of keys that cannot be used.
     """
-    if api_key is not None and not api_key.strip():
-        raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
-    models: OneModel | ManyModels
+    keyring = Keyring(api_key, keys)
+    served: Models
     if isinstance(engine, ManyModels):
-        models = engine
+        served = engine
     else:
-        speaks = dialect(engine.tokenizer.chat_template, tool_parser)
-        models = OneModel(Service(engine, speaks, max_sequences=max_sequences), aliases)
-    longest = max(each.max_context for each in models.cards())
+        spoken = dialect(engine.tokenizer.chat_template, tool_parser, engine.tokenizer.response_template)
+        served = OneModel(Service(engine, spoken, max_sequences=max_sequences), aliases)
+    longest = max(each.max_context for each in served.cards())
+    models = AllowedModels(served)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -66,16 +80,20 @@ def create_app(
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.models = models
-    app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(longest))
+    app.add_middleware(Guard, keys=keyring, body_limit=body_limit(longest))
     app.add_middleware(Leases)
     if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=[*EXPOSED],
         )
-    install(app)
+    install(app, keyed=keyring.keyed)
 
     ollama_routes.add_routes(app, models)
-    openai_routes.add_routes(app, models, keyed=api_key is not None, parser_of=_parser_of(engine, tool_parser))
+    openai_routes.add_routes(app, models, parser_of=_parser_of(engine, tool_parser))
     anthropic_routes.add_routes(app, models)
 
     @app.head("/health", include_in_schema=False)

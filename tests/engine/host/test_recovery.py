@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_token
 
@@ -17,8 +19,9 @@ from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.host.requests import CALM_TOKENS, Requests
 from ferrule.engine.host.restart_policy import MOST_CRASHES, RestartPolicy
+from ferrule.engine.messages import Add
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.types import SamplingParams
+from ferrule.engine.types import PromptToken, SamplingParams
 from ferrule.errors import EngineError, FerruleError, ModelError, ModelUnavailable, RequestError
 from ferrule.plan import make_plan
 
@@ -42,7 +45,7 @@ def running(
     model = PreparedModel(Path("/nowhere"), SPEC, plan, cast(Any, None), SamplingParams(), frozenset(), "")
 
     async def main() -> None:
-        engine = LocalEngine(EngineOptions("tiny"), model, planner)
+        engine = LocalEngine(EngineOptions("tiny", name="tiny"), model, planner)
         await engine.load(None)
         try:
             async with asyncio.timeout(20):
@@ -291,3 +294,49 @@ def test_only_crashes_of_one_kind_within_a_while_are_hopeless() -> None:
     found = [history.hopeless(crash(n % 2, f"word {n}"), 1e5 + n) for n in range(MOST_CRASHES)]
     assert found[:-1] == [None] * (MOST_CRASHES - 1)
     assert "6 times within 5 s" in (found[-1] or "")
+
+
+def test_what_is_known_of_a_prompt_is_not_asked_again_and_kept_once() -> None:
+    requests = Requests()
+    scores = [PromptToken(-float(at), 1, ()) for at in range(6)]
+    request = requests.add(range(7), SamplingParams(prompt_logprobs=0))
+    requests.scored(request, 0, scores[:3])
+    requests.interrupted(crashed=True)
+    order = request.message()
+    assert isinstance(order, Add)
+    assert order.scored == 3
+    requests.scored(request, 1, scores[1:5])  # more than was asked for
+    requests.scored(request, 5, scores[5:])
+    assert request.scores == scores
+
+
+def test_a_vector_is_computed_again_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = FakeStarter(loads=2)
+
+    async def body(engine: LocalEngine) -> None:
+        asked = asyncio.create_task(engine.embed([[1, 2, 3], [4]]))
+        while len(starter.started[0].asked) < 2:
+            await asyncio.sleep(0)
+        starter.started[0].die(1, -9)
+        while len(starter.started) < 2 or len(starter.started[1].asked) < 2:
+            await asyncio.sleep(0)
+        again = starter.started[1]
+        assert [(each["op"], each["prompt"], each["pooling"]) for each in again.asked] == [
+            ("embed", [1, 2, 3], "last"),
+            ("embed", [4], "last"),
+        ]
+        for number, row in ((1, [3.0, 4.0]), (2, [0.0, -2.0])):
+            vector = base64.b64encode(np.array(row, np.float32).tobytes()).decode()
+            again.tell(again.driver, event="embedded", id=again.asked[number - 1]["id"], vector=vector)
+        assert [each.tolist() for each in await asked] == [pytest.approx([0.6, 0.8]), [0.0, -1.0]]
+        leaving = asyncio.create_task(engine.embed([[5]]))
+        while len(again.asked) < 3:
+            await asyncio.sleep(0)
+        leaving.cancel()
+        while len(again.asked) < 4:
+            await asyncio.sleep(0)
+        assert (again.asked[3]["op"], again.asked[3]["id"]) == ("cancel", again.asked[2]["id"])
+        with pytest.raises(RequestError, match="context"):
+            await engine.embed([[1] * (engine.max_context + 1)])
+
+    running(FakePlanner(starter), body, monkeypatch)

@@ -88,3 +88,18 @@ def test_a_token_that_the_grammar_does_not_allow_ends_the_answer(grammars: Gramm
     matcher.took(END)
     with pytest.raises(GrammarError, match="grammar"):
         matcher.forbidden()
+
+
+def test_a_bound_on_reasoning_goes_on_where_it_was(grammars: Grammars) -> None:
+    """As within every grammar of tokens that are counted: those that were made are counted again."""
+    made, close, bound = [300, 301, 302, 303, 304], 7, 5
+    constraint = Constraint("lark", f"start: text <[{close}]> /[ab]/\ntext[max_tokens={bound}]: /(?s:.*)/")
+    for cut in range(bound + 1):
+        matcher = grammars.open(constraint, made[:cut])
+        matcher.begin()
+        for place in range(cut, bound + 1):
+            allowed = (~matcher.forbidden()).nonzero().flatten().tolist()
+            assert close in allowed
+            assert (len(allowed) == 1) == (place == bound)
+            matcher.took((*made, close)[place])
+        assert len((~matcher.forbidden()).nonzero()) == 2

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from ferrule.engine.devices import open_device
+from ferrule.engine.messages import Add, Cancel
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.warm_up import Trial
 from ferrule.engine.rank.worker import Driver
+from ferrule.engine.types import SamplingParams
 from ferrule.errors import FabricError
 
 
@@ -31,3 +34,41 @@ def test_logits_of_devices_that_lost_a_peer_are_not_used() -> None:
     world.check = lambda: None
     driver._finish(Batch())
     assert len(completed) == 1
+
+
+class Counting:
+    """Runner that runs nothing: batches that it was given, as all ranks are."""
+
+    def __init__(self) -> None:
+        self.device, self.plan = open_device("cpu", 1), SimpleNamespace(driver=0)
+        self.world: Any = SimpleNamespace(check=lambda: None)
+        self.batches: list[Batch] = []
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        self.batches.append(batch)
+        return torch.zeros(sum(span.sample for span in batch.spans), 8)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """Steps are counted where the batches of all ranks are announced; in a pipeline ``depth`` of them are under way."""
+    runner = Counting()
+    coming: list[Any] = [Add(number, (1, 2, 3), (), SamplingParams(ignore_eos=True)) for number in (1, 2)]
+    control: Any = SimpleNamespace(orders=lambda _: [coming.pop() for _ in coming[:]], send=lambda _: None)
+    announced: list[Batch] = []
+    monkeypatch.setattr("ferrule.engine.rank.worker.announce", lambda _world, _driver, batch: announced.append(batch))
+    options: Any = SimpleNamespace(
+        plan=SimpleNamespace(pipeline=depth, driver=0), batch_tokens=64, context=512, end_tokens=(7,)
+    )
+    driver = Driver(options, runner, control, Trial(4096, 8, 0.001, 64), 8)  # type: ignore[arg-type]
+    for _ in range(10):
+        driver.step()
+    assert sum(span.sequence == 1 for batch in announced for span in batch.spans) > 3
+    before, under_way = len(announced), len(driver.under_way)
+    coming.append(Cancel(1))
+    for _ in range(10):
+        driver.step()
+    assert under_way <= depth - 1
+    after = [{span.sequence for span in batch.spans} for batch in announced[before:]]
+    assert all(1 not in batch for batch in after)
+    assert sum(2 in batch for batch in after) > 3, "the other one goes on"

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ferrule.engine.rank.batch import Batch
-from ferrule.engine.rank.scheduler import Limits, Scheduler
+from ferrule.engine.rank.batch import Batch, Kind
+from ferrule.engine.rank.scheduler import BESIDE_ANSWERS, Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0
@@ -261,3 +261,62 @@ def test_prompts_fill_steps_of_answers_up_to_the_ridge() -> None:
     limits = Limits(512, 10_000, 300, 4096, ridge=256)
     assert [limits.beside(answers) for answers in (1, 64, 224, 256)] == [255, 192, 32, 32]
     assert Limits(512, 10_000, 64, 4096, ridge=10).beside(4) == 32
+
+
+def test_of_a_prompt_that_is_scored_pieces_are_as_long_as_logits_have_room() -> None:
+    limits = Limits(batch_tokens=16, cache_tokens=1000, sequences=4, context=500, scored=6)
+    scheduler = Scheduler(limits, frozenset())
+    scored = SamplingParams(prompt_logprobs=0)
+    scheduler.add(1, range(10), scored)
+    scheduler.add(2, range(4), scored, scored=2)
+    scheduler.add(3, range(7), scored, [8, 9], scored=6)  # whose prompt is known whole
+    steps = []
+    while len(steps) < 6:
+        batch = scheduler.next_batch()
+        assert batch is not None
+        steps += [(span.sequence, span.seen, span.tokens, span.scored, span.sample) for span in batch.spans]
+        assert sum(span.tokens for span in batch.spans if span.scored) <= limits.scored
+        assert len(batch.logit_rows()) == sum(span.rows for span in batch.spans)
+        for span in batch.spans:
+            scheduler.by_identity[span.sequence].scored = span.seen + span.tokens
+        scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
+    assert steps[:5] == [
+        (1, 0, 6, True, False),
+        (3, 0, 9, False, True),
+        (3, 9, 1, False, True),
+        (1, 6, 4, True, True),
+        (2, 0, 2, False, False),  # what is known needs no logits
+    ]
+
+
+def test_what_is_embedded_ends_with_its_prompt_in_turns_with_answers() -> None:
+    limits = Limits(batch_tokens=80, cache_tokens=1000, sequences=4, context=500)
+    scheduler = Scheduler(limits, frozenset())
+    scheduler.add(1, [1, 2], SamplingParams(max_tokens=9, ignore_eos=True))
+    scheduler.add(2, range(50), SamplingParams(), embedded=True)
+    scheduler.add(3, range(3), SamplingParams(), embedded=True)
+    steps = []
+    for _ in range(6):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        steps.append((batch.kind, [(span.sequence, span.tokens, span.sample) for span in batch.spans]))
+        scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
+    assert [kind for kind, _ in steps] == [Kind.EMBED, Kind.RUN] * 2 + [Kind.RUN] * 2
+    assert steps[0][1] == [(2, BESIDE_ANSWERS, False)]  # answers wait for no more than they do for prompts
+    assert steps[2][1] == [(2, 50 - BESIDE_ANSWERS, False), (3, 3, False)]
+    assert steps[1][1] == [(1, 2, True)]
+    assert steps[3][1] == steps[4][1] == [(1, 1, True)]
+    assert set(scheduler.by_identity) == {1}
+    scheduler.cancel(1)
+    assert set(scheduler.take_released()) == {1}
+
+
+def test_what_is_embedded_may_be_cancelled_under_way() -> None:
+    scheduler = Scheduler(Limits(batch_tokens=8, cache_tokens=100, sequences=4, context=50), frozenset())
+    scheduler.add(1, range(20), SamplingParams(), embedded=True)
+    batch = scheduler.next_batch()
+    assert batch is not None
+    scheduler.cancel(1)
+    assert scheduler.complete(batch, []) == []
+    assert not scheduler.by_identity
+    assert scheduler.take_released() == (1,)

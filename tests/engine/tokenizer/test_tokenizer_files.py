@@ -125,6 +125,15 @@ def test_the_template_is_that_of_its_own_file_or_the_one_called_default(tmp_path
     assert AutoTokenizer.from_pretrained(directory).apply_chat_template(messages, tokenize=False) == "hi"
 
 
+def test_the_response_template_is_that_of_the_settings(tmp_path: Path) -> None:
+    directory = qwen_2(tmp_path)
+    assert ModelTokenizer(directory).response_template is None
+    told = json.loads((directory / "tokenizer_config.json").read_text())
+    response = {"start_anchor": "<|im_start|>", "fields": {"content": {}}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(told | {"response_template": response}))
+    assert ModelTokenizer(directory).response_template == read_by_transformers(directory).response == response
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     directory = save(tmp_path, byte_level("<|end|>"), "llama", {"eos_token": 7})
     with pytest.raises(ModelError, match=r"settings beside tokenizer\.json .* cannot be read: .*download them again"):

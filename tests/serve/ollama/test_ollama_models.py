@@ -150,5 +150,7 @@ def test_errors_are_described_as_ollama_has_them(shared_url: str) -> None:
     description = httpx.get(f"{shared_url}/openapi.json").json()
     answers = description["paths"]["/api/chat"]["post"]["responses"]
     assert "422" not in answers
-    assert answers["404"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/OllamaErrorBody"}
-    assert description["components"]["schemas"]["OllamaErrorBody"]["required"] == ["error"]
+    assert answers["404"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/http.OllamaErrorBody"
+    }
+    assert description["components"]["schemas"]["http.OllamaErrorBody"]["required"] == ["error"]

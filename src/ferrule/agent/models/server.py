@@ -28,7 +28,10 @@ from ferrule.errors import ClusterError, FerruleError
 from ferrule.plan import parse_plan
 from ferrule.secure import derived_key
 from ferrule.serve.http.listener import listen
+from ferrule.serve.http.request_log import RequestLog
+from ferrule.serve.http.self_signed import SelfSigned, own_directory
 from ferrule.serve.http.tls import ServerTls
+from ferrule.serve.keys.record import keys_path
 from ferrule.serve.server import serve
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,8 @@ def _tls(desired: DesiredModel) -> ServerTls | None:
     """Raises `ConfigError` where this host does not have the files."""
     if desired.certificate is None:
         return None
+    if Path(desired.certificate).parent == own_directory():
+        return SelfSigned(desired.listen)
     return ServerTls(Path(desired.certificate), None if desired.private_key is None else Path(desired.private_key))
 
 
@@ -79,11 +84,19 @@ class ModelServer:
         api_key = api_key_of(self._home.key, self._name) if self._desired.key else None
         tls, desired = _tls(self._desired), self._desired
         encrypted = tls is not None or desired.plain_http
+        requests = None if desired.request_log is None else RequestLog(desired.request_log)
         listener = listen(desired.listen, desired.port, api_key=api_key, encrypted=encrypted)
         telling = asyncio.create_task(self._tell())
         try:
             await serve(
-                self._load, listener, api_key=api_key, tls=tls, origins=desired.origins, on_ready=lambda _: None
+                self._load,
+                listener,
+                api_key=api_key,
+                keys=keys_path(),
+                requests=requests,
+                tls=tls,
+                origins=desired.origins,
+                on_ready=lambda _: None,
             )
         finally:
             telling.cancel()

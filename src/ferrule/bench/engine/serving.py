@@ -103,7 +103,8 @@ def ferrule_server(serve: Sequence[str], directory: Path, ranks: int, threads: i
     """``serve``: the command `ferrule serve`."""
     command = [*serve, str(directory), "--here", "--no-self-test"]
     command += ["--no-standby", "--tp", str(ranks), "--threads", str(threads), "--port", "{port}"]
-    return Server([*command, *(["--weights", weights] if weights else [])])
+    env = {"FERRULE_KEYS_FILE": f"{os.devnull}/none"}  # the measurement has none of this user's keys
+    return Server([*command, *(["--weights", weights] if weights else [])], env)
 
 
 def llama_server(command: Path, model: Path, threads: int, streams: int) -> Server:

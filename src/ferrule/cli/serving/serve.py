@@ -32,6 +32,7 @@ from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError
 from ferrule.installation import require
+from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.speed import Speed
     from ferrule.engine.options import Adapter
     from ferrule.plan import SavedPlan
+    from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
 
@@ -55,7 +57,7 @@ EXAMPLES = (
     "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
     "ferrule serve Qwen/Qwen3-8B ~/models/gemma-3-4b --alias 'claude-*=Qwen3-8B' --memory-limit 48GiB\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
-    "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --ssl-certfile cert.pem --ssl-keyfile key.pem"
+    "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --tls-self"
 )
 
 
@@ -101,6 +103,10 @@ def serve(
         Path | None,
         typer.Option(envvar="FERRULE_SSL_KEYFILE", metavar="FILE", help="Its key; left out, in the same file."),
     ] = None,
+    tls_self: Annotated[
+        bool,
+        typer.Option("--tls-self", envvar="FERRULE_TLS_SELF", help="Serve https with a certificate made here, once."),
+    ] = False,
     plain_http: Annotated[
         bool,
         typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
@@ -108,6 +114,14 @@ def serve(
     allow_origin: Annotated[
         str | None,
         typer.Option(envvar="FERRULE_ALLOW_ORIGINS", metavar="URL,…", help="Let web pages of these origins use it."),
+    ] = None,
+    request_log: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FERRULE_REQUEST_LOG",
+            metavar="FILE|-",
+            help="Write a line of JSON for each request, without its contents.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="What clients call the model; the default is its own.")
@@ -175,20 +189,26 @@ def serve(
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
-    tls = _tls(ssl_certfile, ssl_keyfile)
+    keys = keys_path()
+    keyed = api_key is not None or read_keys(keys) is not None
+    tls = _tls(ssl_certfile, ssl_keyfile, tls_self, host)
     from rich.console import Console
 
     console = Console()
+    if tls is not None and tls_self:
+        console.print(f"certificate {tls.chain}, SHA-256 {tls.fingerprint}", highlight=False, soft_wrap=True)
     home = None if here else running_cluster()
     if home is not None and (several or alias):
         raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
-    origins = _origins(allow_origin, keyed=api_key is not None or (home is not None and not is_loopback(host)))
+    origins = _origins(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
         from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+        if request_log == "-":
+            raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
         if tool_parser != "auto":
             raise ConfigError("models of a cluster choose --tool-parser by themselves: leave it out, or serve --here")
         if not is_loopback(host) and tls is None and not plain_http:
@@ -203,9 +223,10 @@ def serve(
             owner=home.settings.host,
             listen=host,
             key=not is_loopback(host),
-            certificate=None if ssl_certfile is None else str(ssl_certfile.expanduser().absolute()),
-            private_key=None if ssl_keyfile is None else str(ssl_keyfile.expanduser().absolute()),
+            certificate=None if tls is None else str(tls.chain.expanduser().absolute()),
+            private_key=None if tls is None else str(tls.key.expanduser().absolute()),
             plain_http=plain_http,
+            request_log=None if request_log is None else str(Path(request_log).expanduser().absolute()),
             origins=origins,
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
@@ -234,6 +255,7 @@ def serve(
     aliases = Aliases.parse(alias or ())
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
+    requests = _request_log(request_log)
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
@@ -243,7 +265,11 @@ def serve(
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
     with (
         listen(
-            host, DEFAULT_PORT if port is None else port, api_key=api_key, encrypted=tls is not None or plain_http
+            host,
+            DEFAULT_PORT if port is None else port,
+            api_key=api_key,
+            encrypted=tls is not None or plain_http,
+            keyed=keyed,
         ) as listener,
         nullcontext() if several else expecting(ranks, threads, encrypt) as expected,
     ):
@@ -265,6 +291,8 @@ def serve(
                 listener=listener,
                 host=host,
                 api_key=api_key,
+                keys=keys,
+                requests=requests,
                 tls=tls,
                 origins=origins,
             )
@@ -292,19 +320,9 @@ def serve(
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
         _run(
-            console,
-            options,
-            planner,
-            place.plan,
-            place.machine,
-            listener,
-            host,
-            api_key,
-            tls,
-            origins,
-            tool_parser,
-            aliases,
-        )
+            console, options, planner, place.plan, place.machine, listener, host, api_key, keys, requests, tls, origins,
+            tool_parser, aliases,
+        )  # fmt: skip
 
 
 def _run(
@@ -316,6 +334,8 @@ def _run(
     listener: socket,
     host: str,
     api_key: str | None,
+    keys: Path,
+    requests: RequestLog | None,
     tls: ServerTls | None,
     origins: tuple[str, ...],
     tool_parser: str,
@@ -339,14 +359,16 @@ def _run(
             return engine
 
     def ready(engine: Engine) -> None:
-        port = listener.getsockname()[1]
-        show_ready(console, engine, host, port, with_key=api_key is not None, tls=tls, speed=speed)
+        port, keyed = listener.getsockname()[1], api_key is not None or read_keys(keys) is not None
+        show_ready(console, engine, host, port, with_key=keyed, tls=tls, speed=speed)
 
     asyncio.run(
         run_server(
             load,
             listener,
             api_key=api_key,
+            keys=keys,
+            requests=requests,
             tls=tls,
             origins=origins,
             tool_parser=tool_parser,
@@ -364,8 +386,22 @@ def _adapters(given: list[str] | None) -> tuple[Adapter, ...]:
     return parse_adapters(given)
 
 
-def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:
-    """Of the files that were given. Raises `ConfigError`."""
+def _request_log(target: str | None) -> RequestLog | None:
+    if target is None:
+        return None
+    from ferrule.serve.http.request_log import RequestLog
+
+    return RequestLog(target)
+
+
+def _tls(chain: Path | None, key: Path | None, own: bool, host: str) -> ServerTls | None:
+    """Of the files that were given, or of the certificate that is made here. Raises `ConfigError`."""
+    if own:
+        if chain is not None or key is not None:
+            raise ConfigError("--tls-self makes the certificate itself: leave --ssl-certfile and --ssl-keyfile out")
+        from ferrule.serve.http.self_signed import SelfSigned
+
+        return SelfSigned(host)
     if chain is None and key is None:
         return None
     if chain is None:

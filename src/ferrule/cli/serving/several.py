@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ferrule.cli.serving.model import DEMO, DEMO_RANKS
 from ferrule.cli.serving.models_file import Wanted, read_models
 from ferrule.errors import ConfigError
+from ferrule.serve.keys.record import read_keys
 from ferrule.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from ferrule.engine import Engine, EngineOptions
     from ferrule.engine.host.prepare import PreparedModel
+    from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
     from ferrule.serve.models.many import ManyModels
@@ -65,6 +67,8 @@ def run_several(
     listener: socket,
     host: str,
     api_key: str | None,
+    keys: Path,
+    requests: RequestLog | None,
     tls: ServerTls | None,
     origins: tuple[str, ...],
 ) -> None:
@@ -99,9 +103,21 @@ def run_several(
         return models
 
     def ready(models: ManyModels) -> None:
-        show_several(console, models, host, listener.getsockname()[1], with_key=api_key is not None, tls=tls)
+        keyed = api_key is not None or read_keys(keys) is not None
+        show_several(console, models, host, listener.getsockname()[1], with_key=keyed, tls=tls)
 
-    asyncio.run(run_server(load, listener, api_key=api_key, tls=tls, origins=origins, on_ready=ready))
+    asyncio.run(
+        run_server(
+            load,
+            listener,
+            api_key=api_key,
+            keys=keys,
+            requests=requests,
+            tls=tls,
+            origins=origins,
+            on_ready=ready,
+        )
+    )
 
 
 async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) -> Offer:
@@ -148,6 +164,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         model.default_sampling,
         options.max_context or model.spec.max_context,
         tuple(each.name for each in options.adapters),
+        model.embedding,
     )
     return Offer(
         unloaded,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
@@ -16,7 +19,7 @@ from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
-from ferrule.engine.messages import Cancel, Event, Learn, Load, Loading, Refused, Tokens
+from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO, called
 from ferrule.engine.types import (
@@ -26,18 +29,25 @@ from ferrule.engine.types import (
     SamplingParams,
     Token,
 )
+from ferrule.engine.vectors import normalized
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
+from ferrule.model import PoolingMode
 from ferrule.model.gguf import full_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ferrule.engine.types import Vector
     from ferrule.lab import Lab
+
+Taken = TypeVar("Taken")
 
 NEW_SECONDS = 60.0
 """Seconds that a request which comes while the ranks are being restarted waits for them."""
 INTERRUPTED_SECONDS = 300.0
 """Seconds that a request whose answer has begun waits for the model to come back."""
+
+VECTORS_ONLY = "this model has no output layer: it makes vectors (/v1/embeddings), and cannot answer"
 
 DEMO_NAME = "ferrule-demo"
 
@@ -58,13 +68,14 @@ class LocalEngine:
         self.vocab_size = model.spec.vocab_size
         self.max_context = self._wanted_context = options.max_context or model.spec.max_context
         self.tokenizer = model.tokenizer
+        self.embedding = model.embedding
         self.default_sampling = model.default_sampling
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
-        self._streams: dict[int, asyncio.Queue[Token | FerruleError]] = {}
+        self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._on_progress: ProgressCallback | None = None
         rank_options = RankOptions(
@@ -97,24 +108,48 @@ class LocalEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
+        if self.embedding.only:
+            raise RequestError(VECTORS_ONLY, code="unsupported")
         if params.adapter is not None and params.adapter not in self.adapters:
             raise RequestError(f"there is no adapter {params.adapter!r}", param="model", code="model_not_found")
         if params.constraint is not None and self.tokenizer.to_json() is None:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
-        request = self._requests.add(prompt, params)
+        with self._opened(self._requests.add(prompt, params)) as stream:
+            finished = False
+            while not finished:
+                token = _taken(await stream.get(), Token)
+                finished = token.finish is not None
+                yield token
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+        """See `ferrule.engine.types.Engine.embed`."""
+        if self.embedding.refusal is not None:
+            raise RequestError(self.embedding.refusal, code="unsupported")
+        for prompt in prompts:
+            self._check(prompt, answer=0)
+        asked = [asyncio.ensure_future(self._embed(prompt, pooling or self.embedding.pooling)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode) -> Vector:
+        with self._opened(self._requests.add(prompt, SamplingParams(), pooling)) as stream:
+            vector: Vector = _taken(await stream.get(), np.ndarray)
+        return normalized(vector) if self.embedding.normalize else vector
+
+    @contextmanager
+    def _opened(self, request: Request) -> Iterator[asyncio.Queue[Token | Vector | FerruleError]]:
+        """What comes for ``request``, which ends with the context."""
         stream = self._streams[request.number] = asyncio.Queue()
         try:
             self._limit_wait(request, INTERRUPTED_SECONDS if self._supervisor.moving else NEW_SECONDS)
             self._send_due()
-            finished = False
-            while not finished:
-                token = await stream.get()
-                if isinstance(token, FerruleError):
-                    raise token
-                finished = token.finish is not None
-                yield token
+            yield stream
         finally:
             self._forget(request)
             del self._streams[request.number]
@@ -146,9 +181,21 @@ class LocalEngine:
                 for new in event.tokens:
                     request = self._requests.open.get(new.id)
                     if request is not None:  # else: cancelled while this was on its way
-                        self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, new.finish))
+                        asked = request.params.prompt_logprobs is not None and not request.made
+                        prompt = tuple(request.scores) if asked else None
+                        self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, new.finish, prompt))
                         if self._requests.took(request, new.token, last=new.finish is not None):
                             self._send_due()
+            case Scores():
+                scored = self._requests.open.get(event.id)
+                if scored is not None:
+                    self._requests.scored(scored, event.first, event.tokens)
+            case Embedded():
+                embedded = self._requests.open.get(event.id)
+                if embedded is not None:
+                    self._streams[event.id].put_nowait(np.frombuffer(event.vector, np.float32))
+                    if self._requests.embedded(embedded):
+                        self._send_due()
             case Refused():
                 refused = self._requests.open.get(event.id)
                 if refused is not None:
@@ -165,7 +212,8 @@ class LocalEngine:
         self.ranks = tuple(running.infos[index] for index in range(running.plan.world_size))
         self.max_context = min(self._wanted_context, running.cache_tokens)
         for request in list(self._requests.open.values()):
-            if len(request.prompt) + len(request.made) >= self.max_context and not request.finished:
+            answer = int(request.pooling is None)
+            if len(request.prompt) + len(request.made) + answer > self.max_context and not request.finished:
                 self._end(request, EngineError(f"after a restart there is room for {self.max_context} tokens only"))
         going_on = sum(bool(request.made) and not request.finished for request in self._requests.open.values())
         self._send_due()
@@ -196,7 +244,8 @@ class LocalEngine:
             if not request.finished:
                 self._end(request, EngineError(f"the model has failed: {error}"))
 
-    def _check(self, prompt: Sequence[int]) -> None:
+    def _check(self, prompt: Sequence[int], answer: int = 1) -> None:
+        """``answer``: tokens for which there must be room."""
         state, error = self._supervisor.state, self._supervisor.error
         if state == "waiting":
             raise ModelUnavailable(f"the model cannot run now: {error}")
@@ -204,7 +253,7 @@ class LocalEngine:
             raise EngineError(f"the model is {state}" + (f": {error}" if error else ""))
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
-        if len(prompt) >= self.max_context:
+        if len(prompt) + answer > self.max_context:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_context} tokens for "
                 "prompt and answer together; shorten the prompt",
@@ -249,6 +298,13 @@ class LocalEngine:
         timer = self._timers.pop(request.number, None)
         if timer is not None:
             timer.cancel()
+
+
+def _taken(item: Token | Vector | FerruleError, kind: type[Taken]) -> Taken:
+    if isinstance(item, FerruleError):
+        raise item
+    assert isinstance(item, kind)
+    return item
 
 
 async def start(

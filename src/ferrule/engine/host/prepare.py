@@ -6,20 +6,20 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.adapters import counted, find
 from ferrule.engine.options import Adapter, EngineOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
-from ferrule.engine.source import resolve
+from ferrule.engine.source import HEAD, resolve
 from ferrule.engine.spec import read_spec
 from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ConfigError
-from ferrule.model import ModelSpec
+from ferrule.model import Embedding, ModelSpec, lacks_head, read_embedding
 from ferrule.plan import Plan, make_plan
 from ferrule.process.memory import trim
 
@@ -42,6 +42,7 @@ class PreparedModel:
     end_tokens: frozenset[int]
     identity: str
     adapters: tuple[Adapter, ...] = ()
+    embedding: Embedding = field(default_factory=Embedding)
 
 
 def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
@@ -64,10 +65,15 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         _log.warning("%s", tokenizer.warning)
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
-    known = identity(directory, read_layout(directory))
+    embedding = read_embedding(directory) if directory.is_dir() else Embedding()  # else: a GGUF file
+    layout = read_layout(directory)
+    has_head = any(HEAD.encode() in file.head for file in layout.files)
+    embedding = replace(embedding, only=lacks_head(directory, tied=spec.tied, has_head=has_head))
+    known = identity(directory, layout)
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
-    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends | tokenizer.end_tokens, known, adapters)
+    ends |= tokenizer.end_tokens
+    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

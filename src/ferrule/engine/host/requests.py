@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ferrule.engine.messages import Add
-from ferrule.engine.types import SamplingParams
+from ferrule.engine.messages import Add, Embed
+from ferrule.engine.types import PromptToken, SamplingParams
+from ferrule.model import PoolingMode
 
 POISON = 3
 """A request that was being answered in so many crashes in a row is given up."""
@@ -21,11 +22,15 @@ CALM_TOKENS = 64
 
 @dataclass
 class Request:
-    """``made``: the tokens of its answer so far. ``sent``: the ranks have it. ``since_sent``: tokens since then."""
+    """``pooling``: it asks for a vector, not for tokens. ``scores``: of the prompt's tokens but the first, as far as
+    they are asked for and known. ``made``: the tokens of its answer so far. ``sent``: the ranks have it.
+    ``since_sent``: tokens since then."""
 
     number: int
     prompt: tuple[int, ...]
     params: SamplingParams
+    pooling: PoolingMode | None = None
+    scores: list[PromptToken] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     sent: bool = False
     finished: bool = False
@@ -36,9 +41,11 @@ class Request:
     def suspect(self) -> bool:
         return self.crashes >= POISON - 1
 
-    def message(self) -> Add:
+    def message(self) -> Add | Embed:
         """Order to the driver."""
-        return Add(self.number, self.prompt, tuple(self.made), self.params)
+        if self.pooling is not None:
+            return Embed(self.number, self.prompt, self.pooling)
+        return Add(self.number, self.prompt, tuple(self.made), self.params, len(self.scores))
 
 
 class Requests:
@@ -48,9 +55,9 @@ class Requests:
         self.open: dict[int, Request] = {}
         self._last = 0
 
-    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def add(self, prompt: Sequence[int], params: SamplingParams, pooling: PoolingMode | None = None) -> Request:
         self._last += 1
-        request = self.open[self._last] = Request(self._last, tuple(prompt), params)
+        request = self.open[self._last] = Request(self._last, tuple(prompt), params, pooling)
         return request
 
     def remove(self, request: Request) -> None:
@@ -75,12 +82,23 @@ class Requests:
     def took(self, request: Request, token: int, *, last: bool) -> bool:
         """Note a token of its answer. True if others may be due by that: it was a suspect and is none any more."""
         request.made.append(token)
+        return self._advanced(request, last=last)
+
+    def embedded(self, request: Request) -> bool:
+        """Its vector has come. As `took`."""
+        return self._advanced(request, last=True)
+
+    def _advanced(self, request: Request, *, last: bool) -> bool:
         request.since_sent += 1
         request.finished = last
         cleared = request.suspect and (last or request.since_sent >= CALM_TOKENS)
         if request.since_sent >= CALM_TOKENS:
             request.crashes = 0
         return cleared
+
+    def scored(self, request: Request, first: int, tokens: Sequence[PromptToken]) -> None:
+        """Note what is said of its prompt from token ``first`` + 1 on, as far as it is new."""
+        request.scores += tokens[max(0, len(request.scores) - first) :]
 
     def interrupted(self, *, crashed: bool) -> list[Request]:
         """The ranks are gone. Returns those that are given up; the others are to be sent again.

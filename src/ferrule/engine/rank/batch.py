@@ -24,21 +24,29 @@ class Kind(IntEnum):
     RUN = 1
     IDLE = 2
     """Nothing to do; says that the driver is alive."""
+    EMBED = 3
+    """In place of logits the hidden states of all tokens are wanted, after the last norm."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's tokens in a batch: it has ``seen`` earlier tokens, brings ``tokens`` new ones, and ``sample``
-    says whether the logits of the last one are wanted. ``known``: of a sequence that starts, how many of its tokens are
-    known; 0: these, and otherwise."""
+    says whether a token is chosen by the logits of the last one. ``known``: of a sequence that starts, how many of its
+    tokens are known; 0: these, and otherwise. ``scored``: the logits of all of them are wanted."""
 
     sequence: int
     seen: int
     tokens: int
     sample: bool
     known: int = 0
+    scored: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many of its last tokens' logits are wanted."""
+        return self.tokens if self.scored else int(self.sample)
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Tokens of several sequences, end to end, and the sequences whose caches are to be dropped first. ``adapters``: of
     each span the number of its adapter, from 1, or 0; empty where none has one. The tag is the version of the form on
     the wire."""
@@ -51,11 +59,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
     def logit_rows(self) -> list[int]:
         """Places in ``tokens`` whose logits are wanted, in the order of their spans."""
-        rows, end = [], 0
+        rows: list[int] = []
+        end = 0
         for span in self.spans:
             end += span.tokens
-            if span.sample:
-                rows.append(end - 1)
+            rows += range(end - span.rows, end)
         return rows
 
     def positions(self) -> list[int]:

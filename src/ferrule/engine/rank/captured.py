@@ -22,7 +22,7 @@ from ferrule.engine.devices.device import CopyingDevice
 from ferrule.engine.devices.script import Script
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.engine.rank.attention import ATTEND
-from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.pages import NOTHING, PAGE, WASTE, Layout, PagedCache
 from ferrule.engine.rank.cache.rows import Rows
 from ferrule.engine.rank.model import ShardedModel
@@ -86,7 +86,9 @@ class CapturedSteps:
 
     def size(self, batch: Batch) -> Size | None:
         """That of ``batch``, where it is to be run so. It depends on the batch alone."""
-        if batch.adapters or any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
+        if batch.kind is Kind.EMBED or batch.adapters:
+            return None
+        if any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
             return None
         pages = -(-max(span.seen + 1 for span in batch.spans) // PAGE)
         size = Size(_power(len(batch.spans)), max(LEAST_PAGES, _power(pages)))

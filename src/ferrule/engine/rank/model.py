@@ -38,14 +38,14 @@ from ferrule.engine.rank.special_attention import (
     temperature,
 )
 from ferrule.engine.rank.tensor_parallel import TensorParallel
-from ferrule.engine.source import read_config, saved_dtype
+from ferrule.engine.source import HEAD, read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.formats.packed import Packed, PackedStack
 from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
 from ferrule.engine.weights.pieces import Recipe
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
-from ferrule.model import no_plan
+from ferrule.model import lacks_head, no_plan
 from ferrule.plan import Shard
 
 
@@ -74,16 +74,25 @@ class ShardedModel:
         ``positions`` (1, tokens). Returns hidden states, or on the last stage's first rank the logits of tokens
         ``logit_rows``: (rows, vocabulary) in float32; on its other ranks (rows, 0).
         """
-        given, streams = {"input_ids": inputs}, streams_of(self.model.config)
-        if self.stage_input is not None:
-            width = self.hidden_size // streams
-            self.stage_input.hidden = inputs if streams == 1 else inputs.view(*inputs.shape[:2], streams, width)
-            given = {"inputs_embeds": inputs[..., :width]}
+        given = self._given(inputs)
         if not self.shard.has_head:
             out = self.base(**given, position_ids=positions, use_cache=False)
             return cast(Tensor, out.last_hidden_state).flatten(2)
         out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
         return cast(Tensor, out.logits[0].float())
+
+    def last_hidden(self, inputs: Tensor, positions: Tensor) -> Tensor:
+        """As `forward`, on the last stage, but the hidden states after the last norm: (tokens, hidden) in float32."""
+        out = self.base(**self._given(inputs), position_ids=positions, use_cache=False)
+        return cast(Tensor, out.last_hidden_state[0].float())
+
+    def _given(self, inputs: Tensor) -> dict[str, Tensor]:
+        given, streams = {"input_ids": inputs}, streams_of(self.model.config)
+        if self.stage_input is not None:
+            width = self.hidden_size // streams
+            self.stage_input.hidden = inputs if streams == 1 else inputs.view(*inputs.shape[:2], streams, width)
+            given = {"inputs_embeds": inputs[..., :width]}
+        return given
 
     @property
     def kernels(self) -> list[str]:
@@ -139,6 +148,9 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
     """
     config = read_config(directory)
     torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
+    stores_head = any(name.endswith(HEAD) for name in checkpoint.tensors)
+    if lacks_head(directory, tied=getattr(config, "tie_word_embeddings", False), has_head=stores_head):
+        config.tie_word_embeddings = True  # it is not run, and takes no memory so
     model = empty(config, torch_dtype)
     made_of = recipes(model, list(checkpoint.tensors))
     aliases = tied(model, made_of)
@@ -225,8 +237,10 @@ def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:
 
 
 def _check_supported(model: Any) -> None:
-    name = type(model).__name__
-    if model.config.model_type in RECURRENT:  # which transformers marks so for their other layers
+    name, config = type(model).__name__, model.config
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise ModelError(f"{name} looks at later tokens too, as its config.json says, which this engine does not run")
+    if config.model_type in RECURRENT:  # which transformers marks so for their other layers
         return
     if not model._supports_attention_backend:
         raise ModelError(f"{name} computes attention in its own way, which this engine does not run")

@@ -41,7 +41,8 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Tensor | None:
         """Compute ``batch``, after dropping the caches that it releases. On the driver: logits (rows wanted,
-        vocabulary) in float32, on the device, which may not have computed them yet; on all other ranks None. They hold
+        vocabulary) in float32, on the device, which may not have computed them yet; of `Kind.EMBED` the hidden states
+        of all tokens after the last norm, (tokens, width). On all other ranks None. They hold
         until the next batch."""
         ...
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.batch import Batch, Kind, Span
 from ferrule.engine.types import FinishReason, SamplingParams
 
 BESIDE_ANSWERS = 32
@@ -26,7 +26,8 @@ class Limits:
     batches are on their way through the pipeline at once (its number of stages). ``short``: tokens beyond which a
     sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike. ``ridge``:
     tokens of a step up to which it waits for the weights to be read, and beyond which for arithmetic (the ridge point
-    of the roofline model, Williams et al. 2009)."""
+    of the roofline model, Williams et al. 2009). ``scored``: the most tokens of one step whose logits are kept for the
+    log-probabilities of prompts."""
 
     batch_tokens: int
     cache_tokens: int
@@ -35,6 +36,7 @@ class Limits:
     batches: int = 1
     short: int | None = None
     ridge: int = 16
+    scored: int = 512
 
     def beside(self, answers: int) -> int:
         """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
@@ -49,6 +51,8 @@ class Sequence:
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
     batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
     computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
+    ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
+    have their log-probabilities, the first not counted, which has none.
     """
 
     identity: int
@@ -59,6 +63,8 @@ class Sequence:
     adapter: int = 0
     whole: int = 0
     long: bool = False
+    embedded: bool = False
+    scored: int = 0
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
@@ -76,6 +82,16 @@ class Sequence:
         whole = max(self.prompt, self.whole)
         return whole - self.cached if self.cached < whole else 1
 
+    def left_after(self, count: int) -> int:
+        """Tokens that are known and not computed once the ``count`` under way are."""
+        return self.remaining - count
+
+    def scores(self, count: int) -> bool:
+        """Whether log-probabilities are wanted of tokens of the prompt that follow one of its next ``count``."""
+        if self.params.prompt_logprobs is None:
+            return False
+        return max(self.scored, self.cached) < min(self.prompt - 1, self.cached + count)
+
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt
@@ -91,6 +107,7 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
+    _embedding: bool = False
     _adapted: bool = False  # whether any sequence so far has had an adapter
 
     def add(
@@ -102,9 +119,13 @@ class Scheduler:
         *,
         stepwise: bool = False,
         adapter: int = 0,
+        embedded: bool = False,
+        scored: int = 0,
     ) -> None:
-        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`."""
+        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`. ``embedded``, ``scored``:
+        as of `Sequence`."""
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
+        sequence.embedded, sequence.scored = embedded, scored
         self._adapted |= adapter != 0
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
@@ -119,33 +140,52 @@ class Scheduler:
             self._remove(sequence)
 
     def next_batch(self) -> Batch | None:
-        """The next batch, or None where every sequence is under way or there is none."""
+        """The next batch, or None where every sequence is under way or there is none. Sequences that are embedded are
+        in batches of their own, in turns with those of others."""
         self._admit()
         for sequence in self.running:
             self._lengthen(sequence)
         spans: list[Span] = []
         tokens: list[int] = []
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
-        room = self.limits.batch_tokens
+        room, scored = self.limits.batch_tokens, self.limits.scored
+        self._embedding = self._embeds_next()
+        if self._embedding and (answers := sum(not each.embedded for each in self.running)):
+            room = min(room, self.limits.beside(answers))
         for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
             if sequence.step > 1 and spans and spans[-1].tokens == 1:
                 room = min(room, len(tokens) + self.limits.beside(len(tokens)))
             if len(spans) >= share or len(tokens) >= room:
                 break
+            if sequence.embedded != self._embedding:
+                continue
             if sequence.pending or sequence not in self.running:  # the second: it was just preempted
                 continue
             count = min(sequence.step, room - len(tokens))
+            if sequence.scores(count):
+                if not scored:
+                    continue
+                count = min(count, scored)
             if not self._make_room(sequence, count):
                 continue
             last = sequence.cached + count
             known = 0 if sequence.cached else len(sequence.tokens)
-            spans.append(Span(sequence.identity, sequence.cached, count, last == len(sequence.tokens), known))
+            sample = last == len(sequence.tokens) and not sequence.embedded
+            scores = sequence.scores(count)
+            spans.append(Span(sequence.identity, sequence.cached, count, sample, known, scores))
+            scored -= count * scores
             tokens += sequence.tokens[sequence.cached : last]
             sequence.pending = count
         if not spans:
             return None
         released, self._released = tuple(self._released), []
-        return Batch(tuple(spans), tuple(tokens), released, adapters=self._adapters(spans))
+        kind = Kind.EMBED if self._embedding else Kind.RUN
+        return Batch(tuple(spans), tuple(tokens), released, kind, self._adapters(spans))
+
+    def _embeds_next(self) -> bool:
+        """Whether the next batch is one of sequences that are embedded."""
+        kinds = {each.embedded for each in self.running if not each.pending}
+        return not self._embedding if len(kinds) == 2 else kinds == {True}
 
     def following(self, batch: Batch) -> Batch | None:
         """The batch after ``batch``, which is under way, as far as it does not depend on the tokens that are chosen for
@@ -189,7 +229,7 @@ class Scheduler:
                 continue
             sequence.cached += sequence.pending
             sequence.pending = 0
-            if sequence.cancelled:
+            if sequence.cancelled or (sequence.embedded and not sequence.remaining):
                 self._remove(sequence)
             elif token is not None:
                 sequence.tokens.append(token)

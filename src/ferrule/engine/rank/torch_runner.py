@@ -13,7 +13,7 @@ from torch import Tensor
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.engine.options import RankOptions
-from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
 from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
 from ferrule.engine.rank.model import ShardedModel, build
@@ -82,7 +82,10 @@ class TorchRunner:
                 with self.device.visible():
                     inputs, positions, rows = self._uploaded(batch)
                     with self._cached(batch), self._adapted(batch):
-                        output = self.model.forward(inputs, positions, rows)
+                        if batch.kind is Kind.EMBED and self.shard.has_head:
+                            output = self.model.last_hidden(inputs, positions)
+                        else:
+                            output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:
                 self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
                 return None

@@ -13,7 +13,9 @@ import socket
 from collections import deque
 from dataclasses import replace
 
+import torch
 import transformers
+from torch import Tensor
 
 from ferrule import fabric
 from ferrule.config import environment, pins_threads
@@ -21,14 +23,29 @@ from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
 from ferrule.engine.devices import device_kind, find_device, name_here
 from ferrule.engine.grammar import GrammarError
-from ferrule.engine.messages import Add, Cancel, Failed, Learn, Load, NewToken, Ready, Refused, Tokens
+from ferrule.engine.messages import (
+    Add,
+    Cancel,
+    Embed,
+    Embedded,
+    Failed,
+    Learn,
+    Load,
+    NewToken,
+    Ready,
+    Refused,
+    Scores,
+    Tokens,
+)
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse
+from ferrule.engine.rank.pooling import Pools
 from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
+from ferrule.engine.rank.sampling.scoring import rows_at_once, scored
 from ferrule.engine.rank.scheduler import Limits, Scheduler, Sequence
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
@@ -36,7 +53,7 @@ from ferrule.engine.shards.adapters import obtain_adapters
 from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
-from ferrule.engine.types import FinishReason, Progress, RankInfo
+from ferrule.engine.types import FinishReason, Progress, RankInfo, SamplingParams
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 from ferrule.process import boot_id, pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
@@ -182,11 +199,13 @@ class Driver:
             batches=self.depth,
             short=short_context,
             ridge=trial.ridge,
+            scored=rows_at_once(vocabulary),
         )
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
+        self.pools = Pools()
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
@@ -229,6 +248,9 @@ class Driver:
                 constraint = order.params.constraint
                 matcher = None if constraint is None else self.grammars.open(constraint, order.made)
                 self.opening[order.id] = order, matcher
+            elif isinstance(order, Embed):
+                self.pools.begin(order.id, order.pooling)
+                self.scheduler.add(order.id, order.prompt, SamplingParams(), embedded=True)
             elif isinstance(order, Learn):
                 self.grammars.learn(order.tokenizer)
             elif isinstance(order, Cancel):
@@ -239,6 +261,7 @@ class Driver:
                 del self.opening[order.id]
                 self._begin(order, matcher)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
+        self.pools.keep(self.scheduler.by_identity)
         self._report_load()
 
     def _begin(self, order: Add, matcher: Matcher | None) -> None:
@@ -251,7 +274,15 @@ class Driver:
         self.samplers[order.id] = Sampler(order.params, len(order.made), matcher)
         stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
         adapter = 0 if order.params.adapter is None else self.adapters.index(order.params.adapter) + 1
-        self.scheduler.add(order.id, order.prompt, order.params, order.made, stepwise=stepwise, adapter=adapter)
+        self.scheduler.add(
+            order.id,
+            order.prompt,
+            order.params,
+            order.made,
+            stepwise=stepwise,
+            adapter=adapter,
+            scored=order.scored,
+        )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
         self.control.send(Refused(identity, str(error), error.code))
@@ -269,14 +300,47 @@ class Driver:
                 self.scheduler.cancel(sequence.identity)
 
     def _finish(self, batch: Batch) -> None:
-        logits = self.runner.run(batch)
-        if logits is None:
+        output = self.runner.run(batch)
+        if output is None:
             raise EngineError("the driver got no logits")
+        if batch.kind is Kind.EMBED:
+            self._pool(batch, output)
+            return
+        logits = self._score(batch, output) if any(span.scored for span in batch.spans) else output
         wanted = self._wanted(batch)
         if wanted and not logits.is_cpu:
             self._go_on(batch, Choices(self.runner.device, logits, wanted))
         else:
             self._complete(batch, choose_all(self.runner.device, logits, wanted) if wanted else [])
+
+    def _pool(self, batch: Batch, hidden: Tensor) -> None:
+        """Take in hidden states (tokens, width); report the vectors of prompts that end with ``batch``."""
+        pooled = self.pools.add(batch, hidden, self.runner.device)
+        self.runner.world.check()
+        ended = [each for each in batch.spans if not self.scheduler.by_identity[each.sequence].left_after(each.tokens)]
+        self.scheduler.complete(batch, [])
+        for span in ended:
+            self.control.send(Embedded(span.sequence, pooled[span.sequence].tobytes()))
+
+    def _score(self, batch: Batch, logits: Tensor) -> Tensor:
+        """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
+        sequences that want a token."""
+        found: list[Scores] = []
+        kept, end = [], 0
+        for span in batch.spans:
+            first, end = end, end + span.rows
+            if span.sample:
+                kept.append(end - 1)
+            sequence = self.scheduler.by_identity[span.sequence]
+            count = min(sequence.prompt - 1, span.seen + span.tokens) - sequence.scored
+            if span.scored and count > 0 and not sequence.cancelled:
+                rows = logits[first + sequence.scored - span.seen :][:count]
+                found.append(Scores(span.sequence, sequence.scored, scored(self.runner.device, rows, sequence)))
+                sequence.scored += count
+        self.runner.world.check()
+        for each in found:
+            self.control.send(each)
+        return logits.index_select(0, self.runner.device.upload(torch.tensor(kept, dtype=torch.long)))
 
     def _go_on(self, batch: Batch, choices: Choices) -> None:
         """Have the step after ``batch`` computed with the tokens as they lie on the device, where they decide nothing

@@ -51,6 +51,5 @@ def read_by_transformers(directory: Path) -> Parts:
         why = first_line(error)
         raise ModelError(f"{directory} has no tokenizer that can be read: {why}; download it again") from None
     template = inner.chat_template
-    return Parts(
-        _Codec(inner), inner.special_tokens_map, template.get("default") if isinstance(template, dict) else template
-    )
+    chat = template.get("default") if isinstance(template, dict) else template
+    return Parts(_Codec(inner), inner.special_tokens_map, chat, response=getattr(inner, "response_template", None))

@@ -57,6 +57,7 @@ class _Settings(msgspec.Struct):
     additional_special_tokens: list[str | _Token] | None = None
     split_special_tokens: bool = False
     chat_template: str | list[_Template] | None = None
+    response_template: Any = None
 
 
 def read_files(directory: Path) -> Parts:
@@ -81,7 +82,7 @@ def read_files(directory: Path) -> Parts:
     tokenizer.add_tokens(_lacking(tokenizer, settings, list(named.values()), directory))
     tokenizer.encode_special_tokens = settings.split_special_tokens
     special = {name: token.content for name, token in named.items()}
-    return Parts(FastCodec(tokenizer), special, _template(directory, settings))
+    return Parts(FastCodec(tokenizer), special, _template(directory, settings), response=settings.response_template)
 
 
 def _told(directory: Path) -> dict[str, Any]:

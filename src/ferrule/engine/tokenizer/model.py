@@ -39,6 +39,7 @@ class ModelTokenizer:
         self._fault = "this model has no chat template"
         self.warning: str | None = None
         self.chat_template: str | None = None
+        self.response_template = parts.response
         self.template_names = frozenset[str]()
         if parts.template is not None:
             self._read_template(parts, str(gguf or _template_file(directory)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -49,12 +49,13 @@ class FastCodec:
 class Parts:
     """A tokenizer as it was read. ``special``: the tokens that have a part, by its name (``eos_token``), as chat
     templates see them. ``template``: the chat template, None where there is none. ``ends``: ids of tokens that end an
-    answer, beside the ``eos_token``."""
+    answer, beside the ``eos_token``. ``response``: the response template, which says how answers are read."""
 
     codec: Codec
     special: Mapping[str, str] = field(default_factory=dict)
     template: str | None = None
     ends: frozenset[int] = frozenset()
+    response: Any = None
 
 
 def fast_parts(tokenizer: Tokenizer, special: Mapping[str, str], template: str | None) -> Parts:

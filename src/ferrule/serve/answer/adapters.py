@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.engine import Engine, SamplingParams, Token
+from ferrule.errors import RequestError
+from ferrule.model import PoolingMode
 from ferrule.serve.answer.service import Service
+
+if TYPE_CHECKING:
+    from ferrule.engine import Vector
 
 
 class AdapterEngine:
@@ -23,6 +28,10 @@ class AdapterEngine:
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         return self.base.generate(prompt, replace(params, adapter=self.adapter))
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+        """Raises `RequestError`: vectors would be those of the base."""
+        raise RequestError("embeddings are made by the base model, without adapter", param="model", code="unsupported")
 
 
 class AdapterService(Service):

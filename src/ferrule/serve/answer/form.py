@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from ferrule.engine import FinishReason
+from ferrule.engine import FinishReason, PromptToken
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.tools.parts import Part, Text
@@ -37,6 +37,7 @@ class Collected:
         self.reasoning = 0
         self.finish: FinishReason | None = None
         self.stop: str | None = None
+        self.prompt: tuple[PromptToken, ...] = ()
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -49,6 +50,7 @@ class Collected:
         self.reasoning = piece.reasoning
         self.finish = piece.finish
         self.stop = piece.stop
+        self.prompt = piece.prompt or self.prompt
 
 
 class Form(ABC):

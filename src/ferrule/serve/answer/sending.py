@@ -16,6 +16,7 @@ from ferrule.serve.answer.sequences import Job, run_jobs
 from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece
 from ferrule.serve.http.errors import ApiError, api_error
+from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Answer(Response):
         self._form = form
         self._prompt_tokens = prompt_tokens
         self._stream = stream
+        self._made = [0] * len(jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -62,6 +64,7 @@ class Answer(Response):
 
         write = self._write_stream if self._stream else self._write_whole
         with self._service.admit(len(self._jobs)):
+            current_exchange().count(prompt=self._prompt_tokens)
             try:
                 async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, self._jobs)) as pieces:
                     await while_wanted(receive, self._service.closing, write(pieces, scope, receive, noted))
@@ -75,13 +78,13 @@ class Answer(Response):
     async def _write_whole(self, pieces: AsyncIterator[Piece], scope: Scope, receive: Receive, send: Send) -> None:
         answers = [Collected() for _ in self._jobs]
         async for piece in pieces:
+            self._count(piece)
             answers[piece.index].add(piece)
-        made = sum(answer.tokens for answer in answers)
-        body = self._form.whole(answers, self._counts(made, sum(answer.reasoning for answer in answers)))
+        body = self._form.whole(answers, self._counts(sum(answer.reasoning for answer in answers)))
         await respond(body)(scope, receive, send)
 
     async def _write_stream(self, pieces: AsyncGenerator[Piece], _scope: Scope, _receive: Receive, send: Send) -> None:
-        made, reasoned = [0] * len(self._jobs), [0] * len(self._jobs)
+        reasoned = [0] * len(self._jobs)
         begun = False
 
         async def write(body: bytes) -> None:
@@ -102,14 +105,19 @@ class Answer(Response):
                     continue
                 if not opened:
                     opened = True
-                    await write(self._form.opening(self._counts(0)))
-                made[piece.index], reasoned[piece.index] = piece.tokens, piece.reasoning
+                    await write(self._form.opening(self._counts()))
+                self._count(piece)
+                reasoned[piece.index] = piece.reasoning
                 await write(self._form.events(piece))
-        counts = self._counts(sum(made), sum(reasoned))
-        await send({"type": "http.response.body", "body": self._form.closing(counts)})
+        await send({"type": "http.response.body", "body": self._form.closing(self._counts(sum(reasoned)))})
 
-    def _counts(self, completion_tokens: int, reasoning_tokens: int = 0) -> Counts:
-        return Counts(self._prompt_tokens, completion_tokens, reasoning_tokens)
+    def _count(self, piece: Piece) -> None:
+        current_exchange().count(completion=piece.tokens - self._made[piece.index])
+        self._made[piece.index] = piece.tokens
+
+    def _counts(self, reasoning: int = 0) -> Counts:
+        """Tokens so far, ``reasoning`` of them."""
+        return Counts(self._prompt_tokens, sum(self._made), reasoning)
 
 
 async def with_silence(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:

@@ -40,6 +40,11 @@ def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
 
 async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGenerator[Piece, None]:
     """The pieces of one answer. The engine's sequence ends with this generator, for whatever reason that ends."""
+    if job.params.max_tokens == 0 and job.params.prompt_logprobs is not None:
+        async with aclosing(engine.generate(job.prompt, replace(job.params, max_tokens=1))) as tokens:
+            async for token in tokens:  # of which only the prompt is wanted
+                yield Piece(job.index, "", (), 0, "length", prompt=token.prompt)
+        return
     if job.params.max_tokens == 0:
         yield Piece(job.index, "", (), 0, "length")
         return
@@ -52,6 +57,8 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
         async for token in tokens:
             if job.heard is not None:
                 job.heard(token)
+            if token.prompt is not None:
+                yield Piece(job.index, "", (), 0, None, prompt=token.prompt)
             piece = transcript.push(token)
             if piece is not None and reading is not None:
                 piece = reading.push(piece)

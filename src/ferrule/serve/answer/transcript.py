@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ferrule.engine import FinishReason, Token
+from ferrule.engine import FinishReason, PromptToken, Token
 from ferrule.serve.answer.text import Detokenizer, StopScanner, Vocabulary
 from ferrule.serve.tools.parts import Part
 
@@ -29,7 +29,8 @@ class Piece:
     ``stop``: the stop string that ended it, if one did.
 
     Of a chat, ``parts`` are what the text says, ``called`` whether there have been tool calls so far, and ``reasoning``
-    how many of the tokens were reasoning, with its marks."""
+    how many of the tokens were reasoning, with its marks. ``prompt``: in the first piece, what was asked of the
+    prompt's tokens but the first."""
 
     index: int
     text: str
@@ -40,6 +41,7 @@ class Piece:
     called: bool = False
     reasoning: int = 0
     stop: str | None = None
+    prompt: tuple[PromptToken, ...] | None = None
 
 
 class Transcript:

@@ -14,21 +14,18 @@ from ferrule.serve.answer.prompt import encode
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.service import Service
 from ferrule.serve.anthropic.form import PATH, MessagesForm
-from ferrule.serve.anthropic.objects import CountBody
+from ferrule.serve.anthropic.objects import CountBody, MessageBody
 from ferrule.serve.anthropic.schemas import CountRequest, MessagesRequest
 from ferrule.serve.anthropic.translate import chat_request
-from ferrule.serve.http.error_forms import AnthropicErrorBody
 from ferrule.serve.http.errors import OF_BODIES, ApiError, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
 from ferrule.serve.openai.chat import chat_text, prepare_chat
 from ferrule.serve.tools.asked import asked
 
-ERRORS = described(*OF_BODIES, body=AnthropicErrorBody)
-
 
 def add_routes(app: FastAPI, models: Models) -> None:
-    @app.post(PATH, response_class=Response, responses=ERRORS)
+    @app.post(PATH, responses=described(*OF_BODIES, ok=MessageBody, stream=MessagesForm.media_type))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service = await _served(models.service, body.model)
         slow = body.output_format is not None or (
@@ -36,7 +33,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         )
         return await prepared(service, request, lambda: answer_messages(service, body), slow=slow)
 
-    @app.post(f"{PATH}/count_tokens", response_class=Response, responses=ERRORS)
+    @app.post(f"{PATH}/count_tokens", responses=described(*OF_BODIES, ok=CountBody))
     async def count_tokens(body: CountRequest, request: Request) -> Response:
         service = await _served(models.known, body.model)
         return await prepared(service, request, lambda: respond(CountBody(count(service, body))))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import hmac
+import math
 import re
+import time
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError
 from ferrule.serve.http.errors import ApiError
+from ferrule.serve.http.exchange import Exchange, exchange_of
+from ferrule.serve.http.turns import Turns
+from ferrule.serve.keys.keyring import Caller, Keyring
+from ferrule.serve.keys.limits import Limiter
 from ferrule.units import format_bytes
 
 MAX_HELD_BYTES = 128 * 2**20
@@ -23,9 +29,20 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#*@]+")
 OPEN_PATHS = frozenset({"/health"})
 """Paths that are open without a key, so that whatever watches the server needs none."""
 
+FREE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods whose requests count for no limit: they ask no model."""
+
+
+MOST_HEADERS = 100
+"""Of a request; browsers behind proxies send some 30."""
+
+MOST_HEADER_BYTES = 32 << 10
+"""Of all headers of a request together: as other servers do, with room for large cookies."""
+
 
 class Guard:
-    """ASGI middleware that refuses strangers, pages of other sites and bodies that are too large.
+    """ASGI middleware that refuses strangers, pages of other sites, bodies that are too large, and what is beyond the
+    limits of a key.
 
     Without a key the server listens on loopback only, where a browser still lets any web page send requests. Two
     checks keep those out: the ``Host`` must be a loopback name (a page whose own name was re-pointed to 127.0.0.1
@@ -34,11 +51,12 @@ class Guard:
     that no browser asks.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, body_limit: int) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keyring, body_limit: int) -> None:
         self._app = app
-        self._key = None if api_key is None else api_key.encode()
+        self._keys = keys
         self._limit = body_limit
         self._held = 0
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,10 +64,16 @@ class Guard:
             return
         if scope["path"].startswith("/api/") and not is_of_browser(Headers(scope=scope)):
             scope = declared_as_json(scope)
-        refusal = self._refusal(scope, Headers(scope=scope))
-        if refusal is not None:
+        exchange = exchange_of(scope)
+        try:
+            limiter = self._admit(scope, Headers(scope=scope), exchange)
+        except ApiError as refusal:
+            if exchange.caller.limiter is not None:
+                send = _with_limits(send, exchange.caller.limiter)
             await refusal.response(scope["path"])(scope, receive, send)
             return
+        if exchange.caller.limiter is not None:
+            send = _with_limits(send, exchange.caller.limiter)
         seen = 0
 
         async def limited() -> Message:
@@ -62,47 +86,70 @@ class Guard:
                 raise HTTPException(413, too_large(self._limit).message)
             if self._held > MAX_HELD_BYTES:
                 raise HTTPException(503, "the server holds too many large requests; try again", {"Retry-After": "1"})
+            if message["type"] == "http.request" and not message.get("more_body") and scope["method"] == "POST":
+                await self._turns.next()
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
             self._held -= seen
+            if limiter is not None:
+                limiter.end()
 
-    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        if self._key is None and not is_loopback_name(headers.get("host", "")):
-            return ApiError(
+    def _admit(self, scope: Scope, headers: Headers, exchange: Exchange) -> Limiter | None:
+        """Check who asks and what, before it is read: sets the ``exchange``'s caller, and returns what is to be told of
+        the request's end. Raises `ApiError` where it is refused."""
+        if len(scope["headers"]) > MOST_HEADERS or sum(map(len, sum(scope["headers"], ()))) > MOST_HEADER_BYTES:
+            raise ApiError(
+                431,
+                f"the request has more than {MOST_HEADERS} headers or {format_bytes(MOST_HEADER_BYTES)} of them",
+                code="headers_too_large",
+            )
+        if not self._keys.keyed and not is_loopback_name(headers.get("host", "")):
+            raise ApiError(
                 403,
                 f"requests to {headers.get('host')!r} are refused: without an API key only loopback names are "
                 "answered; start the server with --api-key",
                 code="host_not_allowed",
             )
-        if self._key is not None and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
-            return ApiError(
-                401,
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
-                code="invalid_api_key",
-            )
-        if scope["method"] == "POST" and not is_json(headers.get("content-type", "")):
-            return ApiError(
+        if scope["path"] not in OPEN_PATHS:
+            exchange.caller = self._keys.caller(headers)
+        if scope["method"] == "POST" and not is_json(headers.get("content-type", "")) and is_taken(scope):
+            raise ApiError(
                 415, "the body must be JSON; send the header 'Content-Type: application/json'", code="not_json"
             )
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._limit:
-            return too_large(self._limit)
-        return None
+            raise too_large(self._limit)
+        return None if scope["method"] in FREE_METHODS else _begun(exchange.caller)
+
+
+def _begun(caller: Caller) -> Limiter | None:
+    """The limiter of ``caller``, with one more request. Raises `ApiError` 429 at its limit."""
+    limiter = caller.limiter
+    refusal = None if limiter is None else limiter.begin(time.monotonic())
+    if refusal is not None:
+        wait = math.ceil(refusal.seconds)
+        raise ApiError(
+            429, f"{refusal.message}; try again in {wait} s", code="rate_limit_exceeded", retry_after=max(1, wait)
+        )
+    return limiter
+
+
+def _with_limits(send: Send, limiter: Limiter) -> Send:
+    """``send``, with the headers of ``limiter`` on the response."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(limiter.headers(time.monotonic()))
+        await send(message)
+
+    return sending
 
 
 def too_large(limit: int) -> ApiError:
     return ApiError(413, f"the body is larger than {format_bytes(limit)}", code="request_too_large")
-
-
-def has_key(headers: Headers, key: bytes) -> bool:
-    """Whether ``headers`` carry ``key``, as OpenAI's clients send it or as Anthropic's, compared in constant time."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    # Header values arrive decoded as latin-1; back to the bytes that were sent.
-    bearer = hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
-    return hmac.compare_digest(headers.get("x-api-key", "").strip().encode("latin-1"), key) or bearer
 
 
 def is_loopback_name(host: str) -> bool:
@@ -134,6 +181,11 @@ def is_of_browser(headers: Headers) -> bool:
 def declared_as_json(scope: Scope) -> Scope:
     others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def is_taken(scope: Scope) -> bool:
+    """Whether the application has the request's path with its method: else it answers 404 or 405 by itself."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
 
 
 def is_json(content_type: str) -> bool:

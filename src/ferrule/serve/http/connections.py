@@ -158,6 +158,10 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._follow()
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or has more than h11's 64 KiB of headers."""
+        self._end(ApiError(400, "this is no HTTP request, or its headers are too large", code="not_http"))
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._follow()

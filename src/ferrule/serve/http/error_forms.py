@@ -51,14 +51,22 @@ ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 """https://platform.claude.com/docs/en/api/errors"""
 
 
+def error_type(path: str) -> type[msgspec.Struct]:
+    """Struct of the errors of the API that ``path`` belongs to."""
+    if path.startswith("/v1/messages"):
+        return AnthropicErrorBody
+    return OllamaErrorBody if path.startswith("/api/") else ErrorBody
+
+
 def error_body(path: str, status: int, message: str, param: str | None, code: str | None) -> msgspec.Struct:
     """The error as the API that ``path`` belongs to writes it."""
     default = "server_error" if status >= 500 else "invalid_request_error"
-    if path.startswith("/v1/messages"):
+    kind = error_type(path)
+    if kind is AnthropicErrorBody:
         default = "api_error" if status >= 500 else default
         if code == "context_length_exceeded":  # Anthropic's words, by which Claude Code knows that it is to compact
             message = f"prompt is too long: {message}"
         return AnthropicErrorBody(AnthropicFailure(ANTHROPIC_TYPES.get(status, default), message))
-    if path.startswith("/api/"):
+    if kind is OllamaErrorBody:
         return OllamaErrorBody(message)
     return ErrorBody(Failure(message, TYPES.get(status, default), param, code))

@@ -11,10 +11,11 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
-from ferrule.serve.http.error_forms import AnthropicErrorBody, ErrorBody, OllamaErrorBody, error_body
+from ferrule.serve.http.error_forms import AnthropicErrorBody, error_body, error_type
 from ferrule.serve.http.respond import respond
 
 log = logging.getLogger(__name__)
@@ -23,17 +24,20 @@ STATUSES: Final[Mapping[int, str]] = {
     400: "the body is no JSON, or a field has no meaning here; `param` names it",
     401: "the API key is missing or wrong",
     403: "without a key, another name than a loopback one",
-    404: "a model that is not served here, or a response that is not kept",
+    404: "a model that is not served here, or that the key may not use, or a response that is not kept",
     408: "the request was not complete in time",
     413: "the body is too large",
     415: "the body is not declared as JSON",
-    429: "too many requests are waiting",
+    429: "too many requests are waiting, or a limit of the key is reached; `Retry-After` says when to try again",
+    431: "the headers are too many or too large",
     500: "not foreseen; the server's log has the details",
     503: "the model does not run, or the server is closing",
 }
-REFERENCE: Final = "#/components/schemas/{name}"
-OF_ALL: Final = (401, 403, 408, 503)
-OF_BODIES: Final = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
+REFERENCE: Final = "#/components/schemas/"
+EVENT: Final = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+"""One event of a stream, as OpenAPI 3.2 describes them."""
+OF_ALL: Final = (400, 401, 403, 408, 431, 503)
+OF_BODIES: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503)
 
 
 @dataclass(eq=False)
@@ -115,14 +119,66 @@ def http_error(error: HTTPException, path: str) -> ApiError:
     return ApiError(error.status_code, str(error.detail))
 
 
-def described(*statuses: int, body: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """Responses of a route for FastAPI's description of the API: these errors."""
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=body.__name__)}}}
-    return {status: {"description": STATUSES[status], "content": content} for status in statuses}
+class Description(dict[str, Any]):
+    """One response of a route, as OpenAPI describes it. ``struct``: what its JSON is, for `install` to find."""
+
+    struct: type[msgspec.Struct] | None = None
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of ``app``'s routes leave in the form of its API, and the app's description say so."""
+def described(
+    *statuses: int, ok: type[msgspec.Struct] | None = None, stream: str | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """Responses of a route for FastAPI's description of the API: these errors, each as the API of its path writes them.
+
+    ``ok``: JSON of the answer with status 200, ``stream``: its media type where it comes in pieces."""
+    found: dict[int | str, dict[str, Any]] = {status: described_as(STATUSES[status]) for status in statuses}
+    if ok is not None:
+        found[200] = described_as("the answer", ok, stream)
+    return found
+
+
+def described_as(text: str, struct: type[msgspec.Struct] | None = None, stream: str | None = None) -> Description:
+    """One response: what it is, ``struct`` of its JSON (None: an error), and media type of a ``stream`` instead."""
+    found = Description(description=text)
+    found.struct = struct
+    if stream is not None:
+        found["content"] = {stream: {"schema": EVENT if stream == "text/event-stream" else {}}}
+    return found
+
+
+def complete(description: dict[str, Any], app: FastAPI, *, keyed: bool) -> None:
+    """Tell in FastAPI's ``description`` of ``app`` what it cannot know: structs, keys, and that bad bodies are 400."""
+    components = description.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    if keyed:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    for methods in description["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for route in app.routes:
+        if not isinstance(route, APIRoute) or not route.include_in_schema:
+            continue
+        for status, response in route.responses.items():
+            if not isinstance(response, Description):
+                continue
+            struct = response.struct or error_type(route.path)
+            room = struct.__module__.split(".")[-2]  # APIs have structs of the same names
+            (schema,), parts = msgspec.json.schema_components([struct], ref_template=f"{REFERENCE}{room}.{{name}}")
+            schemas.update({f"{room}.{name}": part for name, part in parts.items()})
+            for method in route.methods or ():
+                operation = description["paths"][route.path_format][method.lower()]
+                told = operation["responses"][str(status)]
+                told.setdefault("content", {})["application/json"] = {"schema": schema}
+                if keyed and status == 401:
+                    operation["security"] = [{"key": []}]
+
+
+def install(app: FastAPI, *, keyed: bool) -> None:
+    """Make every error of ``app``'s routes leave in the form of its API, and the app's description say so.
+
+    ``keyed``: requests need a key, by the same description."""
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -141,17 +197,9 @@ def install(app: FastAPI) -> None:
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
-        description = describe()
-        bodies = [ErrorBody, AnthropicErrorBody, OllamaErrorBody]
-        _, errors = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
-        schemas = description["components"]["schemas"]
-        schemas.update(errors)
-        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400
-            schemas.pop(unused, None)
-        for methods in description["paths"].values():
-            for operation in methods.values():
-                operation["responses"].pop("422", None)
-        return description
+        if app.openapi_schema is None:
+            complete(describe(), app, keyed=keyed)
+        return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     app.add_exception_handler(RequestValidationError, on_validation)

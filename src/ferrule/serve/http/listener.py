@@ -9,18 +9,18 @@ from ipaddress import ip_address
 from ferrule.errors import ConfigError
 
 
-def listen(host: str, port: int, *, api_key: str | None, encrypted: bool) -> socket.socket:
+def listen(host: str, port: int, *, api_key: str | None, encrypted: bool, keyed: bool = False) -> socket.socket:
     """A listening socket on ``host``:``port`` (0 for any free port), so that a taken port is noticed before loading.
 
     Raises `ConfigError` when the address is unknown, taken or not allowed, and when ``host`` can be reached from
-    other machines although there is no ``api_key``, or it is not ``encrypted``.
+    other machines although there is no ``api_key``, nor are requests ``keyed`` by others, or it is not ``encrypted``.
     """
     family, address = _resolve(host, port)
     if not ip_address(address[0].partition("%")[0]).is_loopback:
-        if api_key is None:
+        if api_key is None and not keyed:
             raise ConfigError(
-                f"serving on {host} lets other machines in, which needs a key: set FERRULE_API_KEY or --api-key, "
-                "or stay on this machine with --host 127.0.0.1"
+                f"serving on {host} lets other machines in, which needs a key: make one by `ferrule keys create NAME`, "
+                "set FERRULE_API_KEY or --api-key, or stay on this machine with --host 127.0.0.1"
             )
         if not encrypted:
             raise in_the_clear(host)
@@ -38,7 +38,7 @@ def listen(host: str, port: int, *, api_key: str | None, encrypted: bool) -> soc
 
 def in_the_clear(host: str) -> ConfigError:
     return ConfigError(
-        f"serving on {host} without TLS sends the key and all prompts in the clear: give a certificate "
+        f"serving on {host} without TLS sends the key and all prompts in the clear: say --tls-self, give a certificate "
         "(--ssl-certfile and --ssl-keyfile, see docs/serve.md), or say --plain-http on a network that you trust"
     )
 

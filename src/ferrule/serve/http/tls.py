@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.errors import ConfigError
+from ferrule.files import file_stamp
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -57,8 +58,19 @@ class ServerTls:
         return self._certificate.issuer == self._certificate.subject
 
     @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate, as browsers and openssl write it."""
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        return self._certificate.fingerprint(SHA256()).hex(":").upper()
+
+    @property
     def chain(self) -> Path:
         return self._chain
+
+    @property
+    def key(self) -> Path:
+        return self._key
 
     @cached_property
     def _certificate(self) -> Certificate:
@@ -67,7 +79,7 @@ class ServerTls:
         return load_pem_x509_certificate(self._chain.read_bytes())
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(file) for file in (self._chain, self._key)]
+        return [file_stamp(file) for file in (self._chain, self._key)]
 
     def _load(self) -> ssl.SSLContext:
         _check_pem(self._chain, b"CERTIFICATE", "certificate", "--ssl-certfile")
@@ -87,14 +99,6 @@ class ServerTls:
             f"the key in {self._key} has a password, which a server cannot type; "
             f"write one without: openssl pkey -in {self._key} -out key.pem"
         )
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check_pem(file: Path, block: bytes, what: str, flag: str) -> None:

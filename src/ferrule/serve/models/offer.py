@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from ferrule.engine import Engine, Health, RankInfo, SamplingParams, Token
 from ferrule.engine.types import Tokenizer
 from ferrule.errors import EngineError
-from ferrule.model import ModelSpec
+from ferrule.model import Embedding, ModelSpec, PoolingMode
 from ferrule.plan import Plan
 from ferrule.serve.tools.families import AUTO
+
+if TYPE_CHECKING:
+    from ferrule.engine import Vector
 
 
 class Need(NamedTuple):
@@ -36,6 +39,7 @@ class Unloaded:
     default_sampling: SamplingParams
     max_context: int
     adapters: tuple[str, ...] = ()
+    embedding: Embedding = field(default_factory=Embedding)
     state: str = "unloaded"
     error: str | None = None
     ranks: tuple[RankInfo, ...] = ()
@@ -44,6 +48,9 @@ class Unloaded:
         self.vocab_size = self.spec.vocab_size
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
+        raise EngineError(f"{self.name} is not loaded")
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
         raise EngineError(f"{self.name} is not loaded")
 
     def health(self) -> Health:

@@ -36,7 +36,8 @@ class Slot:
         self.known = self.services = self._services(offer.unloaded)
 
     def _services(self, engine: Engine) -> tuple[Service, ...]:
-        speaks = dialect(engine.tokenizer.chat_template, self.offer.tool_parser)
+        tokenizer = engine.tokenizer
+        speaks = dialect(tokenizer.chat_template, self.offer.tool_parser, tokenizer.response_template)
         service = Service(engine, speaks, max_sequences=self._max_sequences)
         service.tenure = self
         return with_adapters(service)

@@ -11,16 +11,24 @@ from fastapi.responses import PlainTextResponse, Response
 
 from ferrule.serve.answer.prepared import prepared
 from ferrule.serve.answer.service import Service
-from ferrule.serve.http.error_forms import OllamaErrorBody
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, ApiError, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
 from ferrule.serve.ollama.chat import answer_chat, answer_generate, loaded
 from ferrule.serve.ollama.describe import VERSION, can_be_had, in_memory, shown
 from ferrule.serve.ollama.embed import answer_embed, answer_embeddings
-from ferrule.serve.ollama.form import Watch
+from ferrule.serve.ollama.form import NDJSON, Watch
 from ferrule.serve.ollama.names import keep, known, loaded_of, service_of
-from ferrule.serve.ollama.objects import ModelList, Version
+from ferrule.serve.ollama.objects import (
+    ChatLine,
+    Embedded,
+    Embedding,
+    GenerateLine,
+    ModelList,
+    Progress,
+    Shown,
+    Version,
+)
 from ferrule.serve.ollama.pull import Pulls, delete
 from ferrule.serve.ollama.schemas import (
     ChatRequest,
@@ -30,8 +38,6 @@ from ferrule.serve.ollama.schemas import (
     NamedRequest,
 )
 
-BODIES: Any = {"response_class": Response, "responses": described(*OF_BODIES, body=OllamaErrorBody)}
-LOOKS: Any = {"response_class": Response, "responses": described(*OF_ALL, body=OllamaErrorBody)}
 Asked = TypeVar("Asked", ChatRequest, GenerateRequest)
 REFUSED = {
     "copy": "name a model with ferrule serve --name NAME",
@@ -57,50 +63,50 @@ def add_routes(app: FastAPI, models: Models) -> None:
         slow = body.format is not None
         return await prepared(service, request, lambda: answer(service, body, watch), slow=slow)
 
-    @app.post("/api/chat", **BODIES)
+    @app.post("/api/chat", responses=described(*OF_BODIES, ok=ChatLine, stream=NDJSON))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await text(body, request, answer_chat)
 
-    @app.post("/api/generate", **BODIES)
+    @app.post("/api/generate", responses=described(*OF_BODIES, ok=GenerateLine, stream=NDJSON))
     async def generate(body: GenerateRequest, request: Request) -> Response:
         return await text(body, request, answer_generate)
 
-    @app.post("/api/embed", **BODIES)
+    @app.post("/api/embed", responses=described(*OF_BODIES, ok=Embedded))
     async def embed(body: EmbedRequest) -> Response:
         begun = time.monotonic_ns()
         service = await service_of(models, body.model)
         keep(service, body.keep_alive)
         return await answer_embed(service, body, begun)
 
-    @app.post("/api/embeddings", **BODIES)
+    @app.post("/api/embeddings", responses=described(*OF_BODIES, ok=Embedding))
     async def embeddings(body: EmbeddingsRequest) -> Response:
         service = await service_of(models, body.model)
         keep(service, body.keep_alive)
         return await answer_embeddings(service, body)
 
     @app.head("/api/tags", include_in_schema=False)
-    @app.get("/api/tags", **LOOKS)
+    @app.get("/api/tags", responses=described(*OF_ALL, ok=ModelList))
     async def tags() -> Response:
         return respond(ModelList([can_be_had(engine) for engine in models.cards()]))
 
-    @app.get("/api/ps", **LOOKS)
+    @app.get("/api/ps", responses=described(*OF_ALL, ok=ModelList))
     async def ps() -> Response:
         return respond(ModelList([in_memory(each) for each in await loaded_of(models)]))
 
-    @app.post("/api/show", **BODIES)
+    @app.post("/api/show", responses=described(*OF_BODIES, ok=Shown))
     async def show(body: NamedRequest) -> Response:
         return respond(shown(await known(models, body.wanted)))
 
-    @app.post("/api/pull", **BODIES)
+    @app.post("/api/pull", responses=described(*OF_BODIES, ok=Progress, stream=NDJSON))
     async def pull(body: NamedRequest) -> Response:
         return pulls.answer(body.wanted, stream=body.stream is not False)
 
-    @app.delete("/api/delete", **BODIES)
+    @app.delete("/api/delete", responses=described(*OF_BODIES))
     async def remove(body: NamedRequest) -> Response:
         return await delete(models, body.wanted)
 
     @app.head("/api/version", include_in_schema=False)
-    @app.get("/api/version", **LOOKS)
+    @app.get("/api/version", responses=described(*OF_ALL, ok=Version))
     async def version() -> Response:
         return respond(Version(VERSION))
 

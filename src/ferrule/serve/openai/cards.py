@@ -25,7 +25,8 @@ class Cards:
     async def of(self, engine: Engine) -> ModelCard:
         key = engine.name, engine.created
         if key not in self._known:
-            speaks = dialect(engine.tokenizer.chat_template, self._parser_of(engine))
+            tokenizer = engine.tokenizer
+            speaks = dialect(tokenizer.chat_template, self._parser_of(engine), tokenizer.response_template)
             self._known[key] = await asyncio.to_thread(capabilities, engine, speaks)
         room = engine.max_context
         base = engine.base.name if isinstance(engine, AdapterEngine) else UNSET

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
@@ -32,15 +32,15 @@ from ferrule.serve.openai.objects import (
 )
 from ferrule.serve.openai.sampling import sampling_params
 from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
-from ferrule.serve.structured.grammars import is_structured
+from ferrule.serve.structured.chats import constrained_chat
 from ferrule.serve.tools.asked import Asked, asked
 from ferrule.serve.tools.families import HARMONY, Dialect
 from ferrule.serve.tools.messages import template_messages
-from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
+from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
 
-PROMPT_END = 64
-"""Characters at the end of a prompt by which is seen whether it has opened the model's reasoning."""
+PROMPT_END = 256
+"""Characters at the end of a prompt by which is seen where an answer begins, and if its reasoning has been opened."""
 
 
 @dataclass(frozen=True)
@@ -51,31 +51,31 @@ class PreparedChat:
     prompt_tokens: int
 
 
-def prepare_chat(service: Service, body: ChatRequest) -> PreparedChat:
-    """``body`` read. The other APIs' chats come here, too, told as OpenAI's. Raises `RequestError` when it asks for
-    something that cannot be done."""
+def prepare_chat(service: Service, body: ChatRequest, *, pieces: bool = False) -> PreparedChat:
+    """``body`` read. The other APIs' chats come here, too, told as OpenAI's. ``pieces``: the form takes `CallPiece`.
+    Raises `RequestError` when it asks for something that cannot be done."""
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     wanted = asked(body, engine.tokenizer, service.dialect)
-    if wanted.tools and is_structured(body):
-        raise unsupported("tools", "a call would not follow the grammar that is asked for; leave one of them out")
-    params = service.grammars.constrained(body, params)
     text = chat_text(engine, body, wanted, service.dialect)
+    end, template = text[-PROMPT_END:], engine.tokenizer.chat_template or ""
+    constrained = constrained_chat(service.grammars, body, wanted, service.dialect, template, end)
+    if constrained.constraint is not None:
+        params = replace(params, constraint=constrained.constraint)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)
-    reading = ChatReading(service.dialect, text[-PROMPT_END:], wanted.tools, wanted.parallel)
-    if params.constraint is not None:  # even if the prompt has opened the model's reasoning
-        reading = ChatReading(Dialect())
+    sure = constrained.sure
+    reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own=sure, pieces=pieces and sure)
     jobs = tuple(
-        Job(index, prompt, own, tuple(body.stop), continues=bool(body.continue_final_message), chat=reading)
-        for index, own in enumerate(choices(params, body.n or 1))
+        Job(index, prompt, each, tuple(body.stop), continues=bool(body.continue_final_message), chat=reading)
+        for index, each in enumerate(choices(params, body.n or 1))
     )
     return PreparedChat(jobs, len(prompt))
 
 
 def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answer:
     """The answer to ``body``. Raises `RequestError` as `prepare_chat` does."""
-    chat = prepare_chat(service, body)
+    chat = prepare_chat(service, body, pieces=bool(body.stream))
     form = ChatForm(identity, body.wants_usage, len(chat.jobs), bool(body.logprobs))
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
@@ -184,6 +184,11 @@ def _deltas(part: Part) -> list[Delta]:
             return [Delta(content=text)]
         case Reasoning(text):
             return [Delta(reasoning_content=text)]
+        case CallPiece(name=""):
+            return [Delta(tool_calls=[ToolCall(CalledFunction(part.arguments), part.index)])]
+        case CallPiece():
+            function = CalledFunction(part.arguments, part.name)
+            return [Delta(tool_calls=[ToolCall(function, part.index, id=part.id or UNSET, type="function")])]
         case Call():
             function = CalledFunction("", part.name)
             named = ToolCall(function, part.index, id=part.id or UNSET, type="function")

@@ -88,9 +88,18 @@ class ChatChoice(msgspec.Struct):
 
 class TextLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+    def __add__(self, more: TextLogprobs) -> TextLogprobs:
+        """These and then ``more``."""
+        return TextLogprobs(
+            self.tokens + more.tokens,
+            self.token_logprobs + more.token_logprobs,
+            self.top_logprobs + more.top_logprobs,
+            self.text_offset + more.text_offset,
+        )
 
 
 class TextChoice(msgspec.Struct):
@@ -110,6 +119,38 @@ class AnswerBody(msgspec.Struct):
     system_fingerprint: str
     choices: Sequence[ChatChoice | TextChoice]
     usage: Usage | UnsetType | None = UNSET
+
+
+class Vector(msgspec.Struct):
+    """``embedding``: numbers, or these as little-endian float32 in base64."""
+
+    index: int
+    embedding: list[float] | bytes
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class VectorList(msgspec.Struct):
+    data: list[Vector]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+class ChatBody(AnswerBody):
+    """`AnswerBody` of a chat, for the description of the API."""
+
+    choices: Sequence[ChatChoice]
+
+
+class TextBody(AnswerBody):
+    """`AnswerBody` of a completion, for the description of the API."""
+
+    choices: Sequence[TextChoice]
 
 
 class ModelCard(msgspec.Struct):

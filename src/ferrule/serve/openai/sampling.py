@@ -46,6 +46,7 @@ def sampling_params(
         given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     else:
         given["logprobs"] = body.logprobs
+        given["prompt_logprobs"] = body.logprobs if body.echo else None
     if limit is not None:
         given["max_tokens"] = limit
     return replace(defaults, **given)

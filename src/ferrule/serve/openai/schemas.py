@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from ferrule.errors import RequestError
 from ferrule.serve.tools.messages import Body, Message, clean_text
@@ -13,10 +13,11 @@ MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_INPUTS = 2048
 
 
 def stop_strings(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value or []
+    stops = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
     for stop in stops:
@@ -56,11 +57,18 @@ def _are_tokens(items: list[Any]) -> bool:
 
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
-TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(token_limit)]
+TokenLimit = Annotated[
+    Annotated[int, Field(ge=0)] | None,
+    BeforeValidator(token_limit, json_schema_input_type=Annotated[int, Field(ge=-1)] | None),
+]
 Stops = Annotated[list[str], BeforeValidator(stop_strings, json_schema_input_type=str | list[str] | None)]
+_Prompts = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[str] | list[int] | list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1)]
+)
 Prompt = Annotated[
     list[str | list[int]],
-    BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+    BeforeValidator(prompt_list, json_schema_input_type=_Prompts),
 ]
 
 
@@ -106,6 +114,11 @@ class OfferedFunction(Body):
     name: str = Field(min_length=1)
     parameters: dict[str, Any] | None = None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls must follow ``parameters``. The field is no other than those that only templates read."""
+        return (self.model_extra or {}).get("strict") is True
+
 
 class OfferedTool(Body):
     """A tool as OpenAI describes it, by the JSON schema of its parameters."""
@@ -125,6 +138,9 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning_budget: Whole | None = Field(None, ge=-1)
+    thinking_budget: Whole | None = Field(None, ge=-1)
+    thinking_token_budget: Whole | None = Field(None, ge=-1)
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     functions: Any = None
@@ -132,6 +148,13 @@ class ChatRequest(GenerationRequest):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
+
+    @property
+    def thinking_limit(self) -> int | None:
+        """Most tokens of reasoning, by any name that servers have for it; -1 is none."""
+        given = (self.reasoning_budget, self.thinking_budget, self.thinking_token_budget)
+        limit = next((each for each in given if each is not None), None)
+        return None if limit == -1 else limit
 
 
 class CompletionRequest(GenerationRequest):
@@ -142,7 +165,20 @@ class CompletionRequest(GenerationRequest):
     logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: Whole | None = None
-    suffix: str | None = None
+    suffix: Annotated[str, AfterValidator(lambda text: clean_text(text, "suffix"))] | None = None
+
+
+class EmbeddingRequest(Body):
+    """The body of ``POST /v1/embeddings``."""
+
+    input: Annotated[
+        list[str | list[int]],
+        BeforeValidator(prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+        Field(max_length=MAX_INPUTS),
+    ]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Whole | None = Field(None, ge=1)
 
 
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
@@ -168,10 +204,8 @@ def _refuse_in_chat(body: ChatRequest) -> None:
 def _refuse_in_completion(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of != 1:
         raise unsupported("best_of", "ask for several answers with n and choose among them")
-    if body.suffix:
-        raise unsupported("suffix", "text can only be continued, not filled in")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "the prompt's log-probabilities are not available; leave out echo or logprobs")
+    if body.suffix and body.echo and body.logprobs is not None:
+        raise unsupported("echo", "together with suffix there is no prompt that the answer continues")
 
 
 def unsupported(field: str, why: str) -> RequestError:

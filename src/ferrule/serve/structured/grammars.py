@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ferrule.engine import Constraint, Engine, SamplingParams
-from ferrule.engine.grammar import NO_STRUCTURE, GrammarError, any_of, grammar_tokenizer, open_matcher
+from ferrule.engine.grammar import NO_STRUCTURE, GrammarError, any_of, grammar_tokenizer, open_matcher, special_tokens
 from ferrule.errors import RequestError
-from ferrule.serve.openai.schemas import GenerationRequest
+from ferrule.serve.openai.schemas import ChatRequest, GenerationRequest
 from ferrule.serve.structured.fault import place_of_fault
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ _ANY_OBJECT = '{"type":"object"}'
 
 def is_structured(body: GenerationRequest) -> bool:
     """Whether ``body`` has a grammar that is to be compiled."""
+    if isinstance(body, ChatRequest):
+        strict = any(each.function.is_strict for each in body.tools or ())
+        if body.tool_choice not in (None, "none", "auto") or strict or body.thinking_limit is not None:
+            return True
     return next(_asked(body), None) is not None
 
 
@@ -37,27 +41,38 @@ class Grammars:
         self._engine = engine
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._special: Mapping[str, int] | None = None
 
     def constrained(self, body: GenerationRequest, params: SamplingParams) -> SamplingParams:
         """``params`` with the constraint that ``body`` asks for, if any. Raises `RequestError` where it asks for two,
         or for one that cannot be compiled. Takes up to some seconds: to be called beside the event loop."""
-        asked = list(_asked(body))
-        if not asked:
+        asked = asked_constraint(body)
+        if asked is None:
             return params
-        if len(asked) > 1:
-            fields = " and ".join(field for field, _ in asked)
-            raise RequestError(f"{fields}: one answer can follow only one of them; leave out the others", param=fields)
-        ((field, constraint),) = asked
+        field, constraint = asked
         self.check(constraint, field)
         return replace(params, constraint=constraint)
 
+    def special(self, field: str) -> Mapping[str, int]:
+        """Ids of the tokenizer's special tokens, by name. Raises `RequestError` where ``field`` needs a grammar, which
+        this tokenizer cannot follow."""
+        self._read_tokenizer(field)
+        assert self._special is not None
+        return self._special
+
+    def fault(self, constraint: Constraint, field: str) -> GrammarError | None:
+        """Why ``constraint`` cannot be compiled."""
+        try:
+            open_matcher(self._read_tokenizer(field), constraint)
+        except GrammarError as error:
+            return error
+        return None
+
     def check(self, constraint: Constraint, field: str) -> None:
         """Raises `RequestError` where ``constraint``, which ``field`` asks for, cannot be compiled."""
-        tokenizer = self._read_tokenizer(field)
-        try:
-            open_matcher(tokenizer, constraint)
-        except GrammarError as error:
-            where = ""
+        error = self.fault(constraint, field)
+        if error is not None:
+            tokenizer, where = self._read_tokenizer(field), ""
             if constraint.kind == "json_schema":
                 end = time.monotonic() + LOCATE_SECONDS
                 where = place_of_fault(json.loads(constraint.text), lambda part: _fault(tokenizer, part, end))
@@ -71,9 +86,10 @@ class Grammars:
                 if known is None:
                     raise RequestError(f"{field}: {NO_STRUCTURE}", param=field, code="unsupported")
                 try:  # which token ends an answer makes no difference to what can be compiled
-                    self._tokenizer = grammar_tokenizer(known, self._engine.vocab_size, [end or 0])
+                    made = grammar_tokenizer(known, self._engine.vocab_size, [end or 0])
                 except GrammarError as error:
                     raise RequestError(f"{field}: {error}", param=field, code=error.code) from None
+                self._tokenizer, self._special = made, special_tokens(made, known)
             return self._tokenizer
 
 
@@ -85,6 +101,15 @@ def _fault(tokenizer: LLTokenizer, schema: Any, end: float) -> str | None:
     except GrammarError as error:
         return str(error)
     return None
+
+
+def asked_constraint(body: GenerationRequest) -> tuple[str, Constraint] | None:
+    """The constraint that ``body`` asks for, with the field that does. Raises `RequestError` where there are two."""
+    asked = list(_asked(body))
+    if len(asked) > 1:
+        fields = " and ".join(field for field, _ in asked)
+        raise RequestError(f"{fields}: one answer can follow only one of them; leave out the others", param=fields)
+    return asked[0] if asked else None
 
 
 def _asked(body: GenerationRequest) -> Iterator[tuple[str, Constraint]]:

@@ -91,7 +91,7 @@ def call_of(value: Any) -> Call:
 def typed(text: str, schema: Any) -> Any:
     """``text``, which a model wrote without quotes, as a value of its ``schema``: text if that is all it may be, else
     what it says as JSON (or, of some models, as Python), else text."""
-    kinds = _kinds(schema)
+    kinds = kinds_of(schema)
     if kinds == {"string"} or (kinds == {"string", "null"} and text.strip() != "null"):
         return text
     for read in (read_json, _literal):
@@ -113,7 +113,7 @@ def _literal(text: str) -> Any:
     return value
 
 
-def _kinds(schema: Any) -> set[str]:
+def kinds_of(schema: Any) -> set[str]:
     """Types that ``schema`` allows, by JSON schema's names; empty where it does not say."""
     if not isinstance(schema, Mapping):
         return set()
@@ -124,7 +124,7 @@ def _kinds(schema: Any) -> set[str]:
         return {each for each in told if isinstance(each, str)}
     if isinstance(schema.get("enum"), Sequence):
         return set().union(*(_kind(each) for each in schema["enum"]))
-    either = [_kinds(each) for name in ("anyOf", "oneOf") for each in schema.get(name) or ()]
+    either = [kinds_of(each) for name in ("anyOf", "oneOf") for each in schema.get(name) or ()]
     return set().union(*either) if all(either) else set()
 
 

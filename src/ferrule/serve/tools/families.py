@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from ferrule.errors import ConfigError
 from ferrule.serve.tools import delimited, harmony, llama, mistral
+from ferrule.serve.tools.declared import Declared, declared
 from ferrule.serve.tools.parts import Format, Tools
+from ferrule.serve.tools.pieces import HEADS, Pieces
 from ferrule.serve.tools.reader import Plain, Reader, Reads
 
 THINK: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -56,15 +58,24 @@ def family_of(template: str) -> str | None:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes reasoning and calls. ``family``: one of `NAMES`, None for no calls at all."""
+    """How a model writes reasoning and calls. ``family``: one of `NAMES`, None where none is known. ``declared``: what
+    the model's own tokenizer says of it, which comes first but under a grammar, as that is of the family."""
 
     family: str | None = None
     think: tuple[tuple[str, str], ...] = ()
+    declared: Declared | None = None
+
+    @property
+    def calls(self) -> bool:
+        """Whether calls can be read."""
+        return self.family is not None or (self.declared is not None and self.declared.calls)
 
     @property
     def special(self) -> frozenset[str]:
         """Special tokens that the reader must see."""
         seen = {each for pair in self.think for each in pair}
+        if self.declared is not None:
+            seen |= self.declared.special
         if self.family == HARMONY:
             seen |= set(harmony.SPECIAL)
         elif self.family is not None:
@@ -75,16 +86,22 @@ class Dialect:
         """An id for a call. Mistral's templates refuse others than nine letters and digits."""
         return uuid4().hex[:9] if self.family == "mistral" else f"call_{uuid4().hex[:24]}"
 
-    def reader(self, prompt_end: str, tools: Tools | None) -> Reads:
-        """Reader of an answer to a prompt that ends with ``prompt_end``. ``tools``: None where no calls are wanted."""
+    def reader(self, prompt_end: str, tools: Tools | None, *, own: bool = False, pieces: bool = False) -> Reads:
+        """Reader of an answer to a prompt that ends with ``prompt_end``. ``tools``: None where no calls are wanted.
+        ``own``: it follows a grammar of the family's format. ``pieces``: give calls as they are written, where that
+        carries JSON, as `CallPiece`."""
+        if self.declared is not None and not own:
+            return self.declared.reader(prompt_end, tools)
         if self.family == HARMONY:
-            return harmony.Harmony(calls=tools is not None)
+            return harmony.Harmony(calls=tools is not None, pieces=pieces)
         if self.family is None and not self.think:
             return Plain()
         form = None if self.family is None or tools is None else FORMATS[self.family]
         end = prompt_end.rstrip()
         thinking = next((pair for pair in self.think if end.endswith(pair[0])), None)
-        return Reader(form, self.think, thinking=thinking, tools=tools)
+        head = HEADS.get(self.family or "") if pieces else None
+        told = None if head is None else Pieces(head)
+        return Reader(form, self.think, thinking=thinking, tools=tools, pieces=told)
 
 
 def check_parser(name: str) -> None:
@@ -93,11 +110,12 @@ def check_parser(name: str) -> None:
         raise ConfigError(f"--tool-parser: {name!r} is not one of {', '.join((AUTO, NONE, *NAMES))}")
 
 
-def dialect(template: str | None, parser: str = AUTO) -> Dialect:
-    """The dialect of a model with a chat ``template``. ``parser``: one of `NAMES` for the calls, `NONE` or `AUTO`."""
+def dialect(template: str | None, parser: str = AUTO, response: Mapping[str, Any] | None = None) -> Dialect:
+    """The dialect of a model with a chat ``template`` and a ``response`` template. ``parser``: one of `NAMES` for the
+    calls, `NONE` or `AUTO`."""
     check_parser(parser)
     source = template or ""
     name = family_of(source) if parser == AUTO else None if parser == NONE else parser
     told = [pair for pair in THINK if pair[1] in source]
     own = FORMATS[name].markers.think if name is not None and name != HARMONY else ()
-    return Dialect(name, tuple(dict.fromkeys((*told, *own))))
+    return Dialect(name, tuple(dict.fromkeys((*told, *own))), declared(response) if parser == AUTO else None)

@@ -11,7 +11,7 @@ import re
 
 from ferrule.serve.answer.text import open_suffix
 from ferrule.serve.tools.arguments import MalformedError, call, read_json
-from ferrule.serve.tools.parts import Part, Reasoning, Text, join
+from ferrule.serve.tools.parts import CallPiece, Part, Reasoning, Text, join
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
@@ -21,10 +21,13 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([A-Za-z]+)")
 
 
 class Harmony:
-    """Reader of one answer; ``calls``: whether tools were offered."""
+    """Reader of one answer; ``calls``: whether tools were offered; ``pieces``: give calls as they are written."""
 
-    def __init__(self, *, calls: bool) -> None:
+    def __init__(self, *, calls: bool, pieces: bool = False) -> None:
         self._calls = calls
+        self._pieces = pieces
+        self._told: int | None = None
+        """Characters of the call's arguments that have been given."""
         self._buffer = ""
         self._header: str | None = None
         """Header of the message that is being read; None between messages."""
@@ -70,18 +73,35 @@ class Harmony:
         found = [(at, each) for each in ENDS if (at := self._buffer.find(each)) >= 0]
         held = self._target() is not None
         if not found:
+            if held and self._pieces:
+                self._tell(parts, self._buffer[: len(self._buffer) - self._hold()])
             if not held:
-                hold = max(open_suffix(self._buffer, each) for each in ENDS)
-                keep = len(self._buffer) - hold
+                keep = len(self._buffer) - self._hold()
                 parts.append(self._part(self._buffer[:keep]))
                 self._buffer = self._buffer[keep:]
             return False
         at, end = min(found)
         body = self._buffer[:at]
         self._buffer = self._buffer[at if end in (START, CHANNEL) else at + len(end) :]
-        parts.append(self._call(body) if held else self._part(body))
-        self._header = None
+        if held and self._pieces:
+            self._tell(parts, body)
+        else:
+            parts.append(self._call(body) if held else self._part(body))
+        self._header = self._told = None
         return bool(self._buffer)
+
+    def _tell(self, parts: list[Part], body: str) -> None:
+        """Give the pieces of the call whose arguments are ``body`` so far."""
+        if self._told is None:
+            self._told = 0
+            parts.append(CallPiece(self._target() or "", ""))
+        if len(body) > self._told:
+            parts.append(CallPiece("", body[self._told :]))
+            self._told = len(body)
+
+    def _hold(self) -> int:
+        """Characters at the end of the buffer that may begin a mark."""
+        return max(open_suffix(self._buffer, each) for each in ENDS)
 
     def _target(self) -> str | None:
         """Tool that the message is for."""

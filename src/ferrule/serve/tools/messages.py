@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from ferrule.engine import ChatMessage
 from ferrule.serve.tools.arguments import MalformedError, read_json
@@ -80,7 +80,8 @@ def _text(value: Any) -> str | None:
 
 
 Content = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]] | None)]
-Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=str)]
+_Named = Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
+Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=_Named)]
 Clean = Annotated[str | None, BeforeValidator(_text, json_schema_input_type=str | None)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(call_arguments, json_schema_input_type=str)]
 

@@ -28,6 +28,12 @@ class Call:
     index: int = 0
 
 
+@dataclass(frozen=True)
+class CallPiece(Call):
+    """Piece of a call that is still being written, and certain to become one: first its name, then with no name its
+    ``arguments``, which together are the object. Only forms that ask for them get these (`prepare_chat`)."""
+
+
 Part = Text | Reasoning | Call
 
 

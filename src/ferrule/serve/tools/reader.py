@@ -1,8 +1,9 @@
 """From the text of an answer, as it comes, to its parts: reasoning, text and tool calls. Pure.
 
 Text is held back only while it may be the beginning of a marker, and white space while calls may follow. A call comes
-out when it is complete: what a model writes wrongly is text, and no client has begun to act on it. Only of an answer
-that is cut off is a call dropped that had begun. However an answer is cut into pieces, its parts are the same.
+out when it is complete: what a model writes wrongly is text, and no client has begun to act on it. Only under a grammar
+do its pieces come before. Only of an answer that is cut off is a call dropped that had begun. However an answer is cut
+into pieces, its parts are the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from ferrule.serve.answer.text import open_suffix
 from ferrule.serve.tools.parts import Call, Format, Markers, Part, Reasoning, Text, Tools, join
+from ferrule.serve.tools.pieces import Pieces
 
 LOOK = 256
 """Characters of a call by which it is seen whether it is one; of a longer one only the end is looked for."""
@@ -50,7 +52,7 @@ class _Mode(Enum):
 class Reader:
     """Reads calls of ``form`` (None: there are none) and reasoning between the pairs of ``think``.
 
-    ``thinking``: the prompt has opened the first pair of ``think`` already.
+    ``thinking``: the prompt has opened the first pair of ``think`` already. ``pieces``: of calls as they are written.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Reader:
         *,
         thinking: tuple[str, str] | None = None,
         tools: Tools | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
+        self._pieces = pieces
         self._form, self._think, self._tools = form, tuple(think), tools or Tools()
         self._markers = form.markers if form is not None else Markers()
         self._close = "" if thinking is None else thinking[1]
@@ -68,7 +72,7 @@ class Reader:
         self._buffer = ""
         self._after_call = False
         self._at_start = True
-        self._out = _Output()
+        self._out = Output()
         self._final = self._ended = False
         self._steps: dict[_Mode, Callable[[], bool]] = {
             _Mode.START: self._start,
@@ -79,6 +83,8 @@ class Reader:
 
     def push(self, text: str) -> list[Part]:
         self._buffer += text
+        if self._mode is _Mode.BLOCK:
+            self._tell_pieces()
         if self._mode is not _Mode.BLOCK or len(self._buffer) < LOOK or ENDS & set(text):
             self._run()
         return self._out.take()
@@ -148,12 +154,14 @@ class Reader:
 
     def _block(self) -> bool:
         assert self._form is not None
+        self._tell_pieces()
+        told = 0 if self._pieces is None else self._pieces.calls
         block = self._form.read(self._buffer, self._tools, after_call=self._after_call, ended=self._ended)
         if block is None:
             if not self._final:
                 return False
             marked = [each for each in self._markers.opens if self._buffer.startswith(each)]
-            if marked and not self._ended:
+            if told or (marked and not self._ended):
                 self._buffer = ""
                 return False
             length = max(map(len, marked), default=1)
@@ -164,11 +172,17 @@ class Reader:
                 self._say(self._buffer[: block.end])
             else:
                 self._after_call = True
-            for each in block.calls or ():
+            for each in (block.calls or ())[told:]:
                 self._out.call(each)
             self._buffer = self._buffer[block.end :]
+            if self._pieces is not None:
+                self._pieces.reset()
         self._mode = _Mode.TEXT
         return True
+
+    def _tell_pieces(self) -> None:
+        for piece in () if self._pieces is None else self._pieces.read(self._buffer):
+            self._out.call(piece)
 
     def _say(self, text: str) -> None:
         if text.strip():
@@ -183,7 +197,7 @@ class Reader:
         return released
 
 
-class _Output:
+class Output:
     """Parts in order. White space around reasoning and calls is dropped; within text it is kept."""
 
     def __init__(self) -> None:

@@ -7,25 +7,28 @@ from dataclasses import dataclass, replace
 
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
 from ferrule.serve.tools.families import Dialect
-from ferrule.serve.tools.parts import Call, Part, Reasoning, Tools
+from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Tools
 
 
 @dataclass(frozen=True)
 class ChatReading:
     """How the answer to a prompt that ends with ``prompt_end`` is read. ``tools``: None where no calls are wanted.
-    ``parallel``: whether there may be more than one."""
+    ``parallel``: whether there may be more than one. ``own``: it follows a grammar of the dialect's
+    family. ``pieces``: calls come as they are written (`CallPiece`)."""
 
     dialect: Dialect
     prompt_end: str = ""
     tools: Tools | None = None
     parallel: bool = True
+    own: bool = False
+    pieces: bool = False
 
 
 class Reading:
     """Reads one answer. Log-probabilities go with the part that their tokens are in, or the next that is sent."""
 
     def __init__(self, chat: ChatReading) -> None:
-        self._reader = chat.dialect.reader(chat.prompt_end, chat.tools)
+        self._reader = chat.dialect.reader(chat.prompt_end, chat.tools, own=chat.own, pieces=chat.pieces)
         self._dialect, self._parallel = chat.dialect, chat.parallel
         self._calls = 0
         self._logprobs: list[TokenLogprob] = []
@@ -40,7 +43,9 @@ class Reading:
         self._count(piece.tokens, parts)
         parts = [self._named(part) if isinstance(part, Call) else part for part in parts]
         self._logprobs.extend(piece.logprobs)
-        first = next((at for at, part in enumerate(parts) if isinstance(part, Call)), None)
+        first = next(
+            (at for at, part in enumerate(parts) if isinstance(part, Call) and not isinstance(part, CallPiece)), None
+        )
         if first is not None and not self._parallel:
             return self._piece(piece, parts[: first + 1], ended=True)
         return self._piece(piece, parts) if parts or piece.finish is not None else None
@@ -57,6 +62,8 @@ class Reading:
             self._reasons = isinstance(parts[-1], Reasoning)
 
     def _named(self, call: Call) -> Call:
+        if isinstance(call, CallPiece) and not call.name:
+            return replace(call, index=self._calls - 1)
         self._calls += 1
         return replace(call, id=call.id or self._dialect.new_id(), index=self._calls - 1)
 

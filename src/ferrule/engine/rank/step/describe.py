@@ -70,6 +70,7 @@ class _Describer:
         self.rotary: dict[str, tuple[str, float]] = {}
         self.caches: list[CacheLayer] = []
         self.depths: list[int] = []
+        self.normed = 0
         self.matrices: set[str] = set()
         self.by_head: dict[str, HeadParts] = {}
 
@@ -89,7 +90,7 @@ class _Describer:
             result = "logits"
         return Description(
             tuple(self.operations), self.registers, self.rotary, tuple(self.caches), tuple(self.depths), result,
-            frozenset(self.matrices), self.by_head,
+            self.normed, frozenset(self.matrices), self.by_head,
         )  # fmt: skip
 
     def _embed(self) -> None:
@@ -316,6 +317,7 @@ class _Describer:
         self.registers["last"] = self.hidden
         self._add(Select("hidden", "last"))
         self._norm(norm, family, View("last"), View("last"))
+        self.normed = len(self.operations)
         head: Any = self.model.get_output_embeddings()
         if self.ranks > 1 and not (isinstance(head, GatheredLinear) and head.root == 0):
             raise Unfit(f"{self._name(head)} is not shared out by the vocabulary")

@@ -222,7 +222,8 @@ class Description:
     """A step program. ``registers``: their widths by name; the first takes what the stage before sent. ``rotary``: the
     buffer of frequencies, and the factor of its sines and cosines, by the table's name. ``layers``: of the cache.
     ``depths``: how many operations the first layers take, one number for each layer. ``result``: the register of hidden
-    states or logits."""
+    states or logits. ``normed``: how many operations it takes, on the last stage, to have the hidden states of the rows
+    wanted in register "last", after the last norm."""
 
     operations: tuple[Operation, ...]
     registers: dict[str, int]
@@ -230,6 +231,7 @@ class Description:
     layers: tuple[CacheLayer, ...]
     depths: tuple[int, ...]
     result: str
+    normed: int = 0
     matrices: frozenset[str] = field(default_factory=frozenset)
     """Names of weights that are held packed."""
     by_head: dict[str, HeadParts] = field(default_factory=dict)

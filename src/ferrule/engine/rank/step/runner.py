@@ -12,7 +12,7 @@ from torch import Tensor
 from ferrule._native import STATUS, kernel_instructions
 from ferrule.engine.devices import Device
 from ferrule.engine.options import STEP_TIMEOUT, RankOptions
-from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.model import Blueprint, blueprint, restore_buffers
 from ferrule.engine.rank.step.assemble import Assembled
 from ferrule.engine.rank.step.describe import describe
@@ -63,14 +63,17 @@ class StepRunner:
             self.program.release(identity)
         if not batch.spans:
             return None
-        rows = batch.logit_rows()
-        self._step(batch, rows, 0)
+        embeds = batch.kind is Kind.EMBED and self.shard.has_head
+        rows = range(len(batch.tokens)) if embeds else batch.logit_rows()
+        self._step(batch, rows, self.description.normed if embeds else 0)
         if not self.shard.has_head:
             hidden = self._result("hidden", len(batch.tokens), self.hidden_size)
             self.world.send(hidden.to(self.torch_dtype), dst=self.world.rank + self.plan.tensor)
             return None
         if self.world.rank != self.plan.driver:
             return None
+        if embeds:
+            return self._result("last", len(rows), self.hidden_size)
         return self._result("logits", len(rows), self.description.registers["logits"])
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:

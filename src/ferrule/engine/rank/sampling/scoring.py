@@ -1,0 +1,44 @@
+"""Log-probabilities of a prompt's tokens, from the logits after those before them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ferrule.engine.devices import Device
+from ferrule.engine.rank.sampling.logits import reported
+from ferrule.engine.rank.scheduler import Sequence
+from ferrule.engine.types import PromptToken
+
+_BYTES = 64 << 20
+"""Of the logits of one step that are kept for this."""
+_FEWEST, _MOST = 16, 512
+_BLOCK = 16
+"""Rows whose log-probabilities are computed at once, which takes several times the memory of their logits."""
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """Of how many tokens the logits are kept in one step."""
+    return max(_FEWEST, min(_MOST, _BYTES // (4 * vocabulary)))
+
+
+def scored(device: Device, logits: Tensor, sequence: Sequence) -> tuple[PromptToken, ...]:
+    """Those of the tokens of ``sequence`` that follow the ``scored`` + 1 first ones, one for each row of ``logits``
+    (rows, vocabulary) on ``device``: the row after the token before."""
+    first = sequence.scored + 1
+    following = device.upload(torch.tensor(sequence.tokens[first : first + len(logits)])).unsqueeze(-1)
+    count = min(sequence.params.prompt_logprobs or 0, logits.shape[-1])
+    parts: list[list[Tensor]] = [[], [], [], []]
+    with torch.inference_mode():
+        for rows, ids in zip(torch.split(logits, _BLOCK), torch.split(following, _BLOCK), strict=True):
+            logprobs = reported(rows)
+            own = logprobs.gather(-1, ids)
+            top, likeliest = logprobs.topk(count)
+            for part, found in zip(parts, (own.squeeze(-1), (logprobs > own).sum(-1) + 1, top, likeliest), strict=True):
+                part.append(found)
+        host = device.download_all([torch.cat(part) for part in parts])
+    told = [each.tolist() for each in host]
+    return tuple(
+        PromptToken(value, rank, tuple(zip(others, theirs, strict=True)))
+        for value, rank, theirs, others in zip(*told, strict=True)
+    )

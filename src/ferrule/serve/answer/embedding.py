@@ -1,0 +1,67 @@
+"""Vectors of texts, for every API that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ferrule.engine import Engine, normalized
+from ferrule.errors import RequestError
+from ferrule.serve.answer.prompt import encode, too_long
+from ferrule.serve.answer.service import Service
+
+if TYPE_CHECKING:
+    from ferrule.engine import Vector
+
+AT_ONCE = 32
+"""Texts of one request that are computed at once: each takes a place of `Service.admit`."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """``vectors`` of the texts, in float32. ``tokens``: of all texts together."""
+
+    vectors: list[Vector]
+    tokens: int
+
+
+async def embed_texts(
+    service: Service, texts: Sequence[str | Sequence[int]], *, dimensions: int | None = None, field: str = "input"
+) -> Embedded:
+    """A vector of each of ``texts``, or of its token ids. ``dimensions``: to which vectors are cut, and given length 1
+    again. ``field``: what the request calls the texts. Raises `RequestError` for an empty text, one that is longer than
+    the context, and dimensions for which the model was not trained; `ApiError` as `Service.admit` does."""
+    engine = service.engine
+    with service.admit(min(len(texts), AT_ONCE)):
+        prompts = await service.reading.run(partial(_tokens, engine, texts, field))
+        vectors: list[Vector] = []
+        for at in range(0, len(prompts), AT_ONCE):
+            found = await engine.embed(prompts[at : at + AT_ONCE])
+            vectors += [each if dimensions is None else _cut(engine, each, dimensions) for each in found]
+    return Embedded(vectors, sum(map(len, prompts)))
+
+
+def _tokens(engine: Engine, texts: Sequence[str | Sequence[int]], field: str) -> list[tuple[int, ...]]:
+    prompts = [encode(engine, each, field=field) if isinstance(each, str) else tuple(each) for each in texts]
+    for prompt in prompts:
+        if not prompt:
+            raise RequestError(f"{field}: a text is empty, and has no vector", param=field)
+        if len(prompt) > engine.max_context:
+            raise too_long(engine, f"{len(prompt)} tokens,", field)
+    return prompts
+
+
+def _cut(engine: Engine, vector: Vector, dimensions: int) -> Vector:
+    known, width = engine.embedding, len(vector)
+    if dimensions == width:
+        return vector
+    if dimensions not in known.dimensions and not (known.matryoshka and dimensions < width):
+        can = ", ".join(map(str, known.dimensions)) or (f"up to {width}" if known.matryoshka else "")
+        raise RequestError(
+            f"dimensions: this model's vectors have {width} numbers, and it does not say that they can be cut to "
+            f"{dimensions}; leave it out" + (f", or give {can}" if can else ""),
+            param="dimensions",
+        )
+    return normalized(vector[:dimensions])

@@ -1,0 +1,66 @@
+"""Models of an address as one caller sees them: those that its key may use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from ferrule.engine import Engine
+from ferrule.serve.answer.service import Service
+from ferrule.serve.http.errors import ApiError
+from ferrule.serve.http.exchange import current_exchange
+from ferrule.serve.models import Models, names_of
+
+
+class AllowedModels:
+    """``models``, for the key of the request that is being answered. Others are not there (404), as with OpenAI."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def cards(self) -> list[Engine]:
+        allowed = current_exchange().caller.models
+        return [each for each in self._models.cards() if allowed is None or _is_allowed(allowed, each)]
+
+    async def service(self, name: str | None) -> Service:
+        return await self._checked(self._models.service, name)
+
+    async def known(self, name: str | None) -> Service:
+        return await self._checked(self._models.known, name)
+
+    async def _checked(self, find: Callable[[str | None], Awaitable[Service]], name: str | None) -> Service:
+        exchange = current_exchange()
+        allowed = exchange.caller.models
+        if allowed is not None:
+            if name is None:
+                cards = self.cards()
+                if not cards:
+                    raise _unknown(name)
+                name = cards[0].name
+            elif not any(_may_mean(name, each) for each in allowed):  # before it is loaded
+                raise _unknown(name)
+        service = await find(name)
+        if allowed is not None and name not in allowed and not _is_allowed(allowed, service.engine):
+            raise _unknown(name)
+        exchange.model = service.engine.name
+        return service
+
+    def close(self) -> None:
+        self._models.close()
+
+
+def _is_allowed(allowed: Sequence[str], engine: Engine) -> bool:
+    return any(name in allowed for name in names_of(engine))
+
+
+def _may_mean(name: str, allowed: str) -> bool:
+    """With and without the owner's name."""
+    return name == allowed or name == allowed.rpartition("/")[2] or name.rpartition("/")[2] == allowed
+
+
+def _unknown(name: str | None) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {name!r} does not exist or this key may not use it" if name else "this key may use no model here",
+        code="model_not_found",
+        param="model",
+    )

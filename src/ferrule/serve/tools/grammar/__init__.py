@@ -1,0 +1,1 @@
+"""Grammars of whole answers in a model's own format: reasoning, then calls of tools, JSON or text."""
