@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -59,7 +60,7 @@ def test_what_is_on_accelerators_is_told_apart() -> None:
 
 def test_show(client: ollama.Client) -> None:
     shown = client.show("fake-1b")
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "embedding"]
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "llama"
     assert shown.modelinfo["general.parameter_count"] == demo_spec().parameters
@@ -79,8 +80,8 @@ def test_show(client: ollama.Client) -> None:
 def test_capabilities_and_details() -> None:
     template = "{% for tool in tools %}<tool_call>{% endfor %}<think></think>"
     engine = FakeEngine(tokenizer=byte_level(template))
-    assert capabilities(Service(engine, dialect(template))) == ["completion", "tools", "thinking"]
-    assert capabilities(Service(engine, dialect(template, "none"))) == ["completion", "thinking"]
+    assert capabilities(Service(engine, dialect(template))) == ["completion", "tools", "thinking", "embedding"]
+    assert capabilities(Service(engine, dialect(template, "none"))) == ["completion", "thinking", "embedding"]
     told = details(replace(demo_spec(), stored="GGUF Q4_K, Q6_K"))
     assert (told.format, told.quantization_level) == ("gguf", "Q4_K, Q6_K")
 
@@ -110,11 +111,21 @@ def test_what_is_not_done_is_refused_by_its_name(shared_url: str, name: str, cur
     assert cure in answer.json()["error"]
 
 
-def test_a_model_without_embeddings_says_so(client: ollama.Client) -> None:
-    for ask in (client.embed, client.embeddings):
-        with pytest.raises(ollama.ResponseError, match="gives no embeddings") as refused:
-            ask("fake-1b", "hi")
-        assert refused.value.status_code == 400
+def test_texts_have_vectors(client: ollama.Client, engine: FakeEngine) -> None:
+    texts = ["hi", "The quick brown fox"]
+    found = client.embed("fake-1b", texts)
+    expected = asyncio.run(engine.embed([engine.tokenizer.encode(text) for text in texts]))
+    assert [pytest.approx(vector) for vector in found.embeddings] == [each.tolist() for each in expected]
+    assert found.prompt_eval_count == sum(len(engine.tokenizer.encode(text)) for text in texts)
+    assert client.embeddings("fake-1b", texts[1]).embedding == pytest.approx(expected[1].tolist())
+    assert "embedding" in (client.show("fake-1b").capabilities or [])
+    long = "fox " * 2000
+    engine.embedded.clear()
+    client.embed("fake-1b", long)
+    assert [len(prompt) for prompt in engine.embedded[0]] == [engine.max_context]
+    with pytest.raises(ollama.ResponseError, match="context") as refused:
+        client.embed("fake-1b", long, truncate=False)
+    assert refused.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="input: must be a text"):
         client._request_raw("POST", "/api/embed", json={"model": "fake-1b", "input": 3})
 

@@ -58,10 +58,10 @@ def test_a_refusal_in_the_history_is_what_was_said(client: openai.OpenAI, engine
 def test_cards_tell_the_context_and_what_a_model_can_do(serving: Serving, client: openai.OpenAI) -> None:
     plain: Any = client.models.retrieve(MODEL)
     assert (plain.max_model_len, plain.context_length, plain.context_window) == (512, 512, 512)
-    assert plain.capabilities == ["completion", "chat", "structured_output"]
+    assert plain.capabilities == ["completion", "chat", "structured_output", "embeddings"]
     assert (plain.owned_by, plain.object) == ("ferrule", "model")
     able: Any = serving(calling()).models.list().data[0]
-    assert able.capabilities == ["completion", "chat", "tools", "reasoning", "structured_output"]
+    assert able.capabilities == ["completion", "chat", "tools", "reasoning", "structured_output", "embeddings"]
     without: Any = serving(calling(), tool_parser="none").models.retrieve(MODEL)
     assert "tools" not in without.capabilities
 

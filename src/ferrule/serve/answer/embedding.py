@@ -11,12 +11,17 @@ from ferrule.engine import Engine, normalized
 from ferrule.errors import RequestError
 from ferrule.serve.answer.prompt import encode, too_long
 from ferrule.serve.answer.service import Service
+from ferrule.serve.http.exchange import current_exchange
 
 if TYPE_CHECKING:
     from ferrule.engine import Vector
 
 AT_ONCE = 32
 """Texts of one request that are computed at once: each takes a place of `Service.admit`."""
+
+
+MOST_CHARACTERS = 32
+"""Of a token, when a text is cut: those of most vocabularies have at most 16, and runs of spaces more."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,21 @@ class Embedded:
 
 
 async def embed_texts(
-    service: Service, texts: Sequence[str | Sequence[int]], *, dimensions: int | None = None, field: str = "input"
+    service: Service,
+    texts: Sequence[str | Sequence[int]],
+    *,
+    dimensions: int | None = None,
+    field: str = "input",
+    truncate: bool = False,
 ) -> Embedded:
     """A vector of each of ``texts``, or of its token ids. ``dimensions``: to which vectors are cut, and given length 1
-    again. ``field``: what the request calls the texts. Raises `RequestError` for an empty text, one that is longer than
-    the context, and dimensions for which the model was not trained; `ApiError` as `Service.admit` does."""
+    again. ``field``: what the request calls the texts. ``truncate``: texts beyond the context are cut. Raises
+    `RequestError` for an empty text, one that is too long, and dimensions for which the model was not trained;
+    `ApiError` as `Service.admit` does."""
     engine = service.engine
     with service.admit(min(len(texts), AT_ONCE)):
-        prompts = await service.reading.run(partial(_tokens, engine, texts, field))
+        prompts = await service.reading.run(partial(_tokens, engine, texts, field, truncate))
+        current_exchange().count(prompt=sum(map(len, prompts)))
         vectors: list[Vector] = []
         for at in range(0, len(prompts), AT_ONCE):
             found = await engine.embed(prompts[at : at + AT_ONCE])
@@ -43,14 +55,27 @@ async def embed_texts(
     return Embedded(vectors, sum(map(len, prompts)))
 
 
-def _tokens(engine: Engine, texts: Sequence[str | Sequence[int]], field: str) -> list[tuple[int, ...]]:
-    prompts = [encode(engine, each, field=field) if isinstance(each, str) else tuple(each) for each in texts]
+def _tokens(engine: Engine, texts: Sequence[str | Sequence[int]], field: str, truncate: bool) -> list[tuple[int, ...]]:
+    if truncate:
+        prompts = [_cut_text(engine, each) if isinstance(each, str) else tuple(each) for each in texts]
+    else:
+        prompts = [encode(engine, each, field=field) if isinstance(each, str) else tuple(each) for each in texts]
     for prompt in prompts:
         if not prompt:
             raise RequestError(f"{field}: a text is empty, and has no vector", param=field)
         if len(prompt) > engine.max_context:
             raise too_long(engine, f"{len(prompt)} tokens,", field)
     return prompts
+
+
+def _cut_text(engine: Engine, text: str) -> tuple[int, ...]:
+    """The first tokens of ``text``, with those that the tokenizer puts at every text's end, by which some pool."""
+    tokens = engine.tokenizer.encode(text[: engine.max_context * MOST_CHARACTERS])
+    if len(tokens) <= engine.max_context:
+        return tuple(tokens)
+    bare, whole = engine.tokenizer.encode("a", add_special_tokens=False), engine.tokenizer.encode("a")
+    end = whole[whole.index(bare[-1]) + 1 :] if bare and bare[-1] in whole else []
+    return (*tokens[: engine.max_context - len(end)], *end)
 
 
 def _cut(engine: Engine, vector: Vector, dimensions: int) -> Vector:

@@ -12,7 +12,6 @@ from ferrule.engine import Engine, SamplingParams
 from ferrule.engine.device_names import CPU
 from ferrule.model import ModelSpec
 from ferrule.serve.answer.service import Service
-from ferrule.serve.ollama.embed import gives_embeddings
 from ferrule.serve.ollama.names import tagged
 from ferrule.serve.ollama.objects import Details, Listed, Shown, moment
 from ferrule.serve.tools.families import HARMONY, Dialect
@@ -40,10 +39,10 @@ def can_call(service: Service) -> bool:
 def capabilities(service: Service) -> list[str]:
     """In Ollama's words."""
     told = {
-        "completion": True,
+        "completion": not service.engine.embedding.only,
         "tools": can_call(service),
         "thinking": can_think(service.dialect),
-        "embedding": gives_embeddings(service),
+        "embedding": service.engine.embedding.refusal is None,
     }
     return [name for name, has in told.items() if has]
 

@@ -47,10 +47,11 @@ def capabilities(engine: Engine, speaks: Dialect) -> list[str]:
     """What ``engine``'s model can be asked for, whose dialect is ``speaks``. Its tokenizer is written out for that."""
     tokenizer = engine.tokenizer
     able = {
-        "completion": True,
-        "chat": tokenizer.has_chat_template,
+        "completion": not engine.embedding.only,
+        "chat": tokenizer.has_chat_template and not engine.embedding.only,
         "tools": "tools" in tokenizer.template_names and speaks.family is not None,
         "reasoning": bool(speaks.think) or speaks.family == "harmony",
         "structured_output": tokenizer.to_json() is not None,
+        "embeddings": engine.embedding.refusal is None,
     }
     return [name for name, can in able.items() if can]
