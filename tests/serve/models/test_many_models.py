@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from fake_engine import FakeEngine, byte_level, demo_spec, tensor_plan
 from ferrule.engine import SamplingParams
 from ferrule.errors import ConfigError, EngineError
 from ferrule.serve.app import create_app
+from ferrule.serve.keys.record import ApiKey, add_key, digest_of, new_key
 from ferrule.serve.models import Aliases
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.models.memory import Held, Memory
@@ -81,13 +83,13 @@ class Client:
         return await self.http.post(f"/api/{path}", json=body)
 
 
-def test(work: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+def with_fleet(work: Callable[[Client], Awaitable[None]], *, keys: Path | None = None, **options: Any) -> None:
     async def run() -> None:
         async with AsyncExitStack() as stack:
             fleet = Fleet(**options)
             stack.push_async_callback(fleet.models.aclose)
             await fleet.models.start()
-            app = create_app(fleet.models, api_key=None)
+            app = create_app(fleet.models, api_key=None, keys=keys)
             transport = httpx.ASGITransport(app)
             http = await stack.enter_async_context(
                 httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=10)
@@ -95,9 +97,6 @@ def test(work: Callable[[Client], Awaitable[None]], **options: Any) -> None:
             await work(Client(fleet, http))
 
     asyncio.run(run())
-
-
-test.__test__ = False  # type: ignore[attr-defined]
 
 
 async def turns(count: int = 20) -> None:
@@ -117,7 +116,7 @@ def test_requests_go_to_the_model_that_they_name() -> None:
         assert all(each in message for each in ("'acme/a'", "'acme/b'", "'acme/c'", "--alias gpt-9="))
         assert client.fleet.loaded == ["a", "b"]
 
-    test(work, aliases=Aliases.parse(["claude-*=b"]))
+    with_fleet(work, aliases=Aliases.parse(["claude-*=b"]))
 
 
 def test_aliases_and_names_are_checked() -> None:
@@ -158,7 +157,7 @@ def test_the_least_recently_used_model_makes_room() -> None:
             "acme/c is loaded",
         ]
 
-    test(work)
+    with_fleet(work)
 
 
 def test_pinned_models_stay_and_the_refusal_says_so() -> None:
@@ -174,7 +173,7 @@ def test_pinned_models_stay_and_the_refusal_says_so() -> None:
         )
         assert client.fleet.loaded == ["a", "b"]
 
-    test(work, settings={"acme/a": {"pin": True}, "acme/b": {"pin": True}})
+    with_fleet(work, settings={"acme/a": {"pin": True}, "acme/b": {"pin": True}})
 
 
 def test_what_the_machine_has_free_counts_too() -> None:
@@ -189,7 +188,7 @@ def test_what_the_machine_has_free_counts_too() -> None:
         assert "needs 3 GiB, and 512 MiB is free; in memory are 'acme/a' (2 GiB)" in message
         assert client.fleet.loaded == ["a"]  # not unloaded in vain
 
-    test(work, limit=None, free=4 * GIB)
+    with_fleet(work, limit=None, free=4 * GIB)
     need, held = Need(4, 1), [Held("x", Need(3, 1), 1.0), Held("y", Need(3, 1), 0.0), Held("z", Need(5), 2.0, "pinned")]
     assert Memory(None, lambda: 3).room(need, held) == 1  # the caches of two may grow
     out = Memory(None, lambda: 3).first_out(need, held)
@@ -214,7 +213,7 @@ def test_a_model_in_use_is_not_unloaded() -> None:
         hold.set()
         assert (await asked).status_code == 200
 
-    test(work)
+    with_fleet(work)
 
 
 def test_loading_waits_for_requests_of_the_model_that_is_in_the_way() -> None:
@@ -230,7 +229,7 @@ def test_loading_waits_for_requests_of_the_model_that_is_in_the_way() -> None:
         assert [(await asked).status_code, (await waiting).status_code] == [200, 200]
         assert fleet.loaded == ["c"]
 
-    test(work, limit=3 * GIB, busy_seconds=10.0)
+    with_fleet(work, limit=3 * GIB, busy_seconds=10.0)
 
     async def impatient(client: Client) -> None:
         hold = client.fleet.engine("acme/a").hold = asyncio.Event()
@@ -242,7 +241,7 @@ def test_loading_waits_for_requests_of_the_model_that_is_in_the_way() -> None:
         hold.set()
         assert (await asked).status_code == 200
 
-    test(impatient, limit=3 * GIB)
+    with_fleet(impatient, limit=3 * GIB)
 
 
 def test_requests_share_a_load_which_outlives_them() -> None:
@@ -258,7 +257,7 @@ def test_requests_share_a_load_which_outlives_them() -> None:
         assert [(await each).status_code for each in asked[1:]] == [200, 200]
         assert [each.name for each in fleet.engines] == ["acme/a", "acme/b"]
 
-    test(work)
+    with_fleet(work)
 
 
 def test_a_request_does_not_wait_for_ever() -> None:
@@ -272,7 +271,7 @@ def test_a_request_does_not_wait_for_ever() -> None:
         assert (await client.ask("b")).status_code == 200
         assert len(client.fleet.engines) == 2
 
-    test(work, wait_seconds=0.02)
+    with_fleet(work, wait_seconds=0.02)
 
 
 def test_a_load_that_fails_is_told_and_tried_again_after_a_pause() -> None:
@@ -291,7 +290,7 @@ def test_a_load_that_fails_is_told_and_tried_again_after_a_pause() -> None:
         fleet.now += 10
         assert (await client.ask("b")).status_code == 200
 
-    test(work)
+    with_fleet(work)
 
 
 def test_a_model_that_has_failed_for_good_is_loaded_again() -> None:
@@ -307,7 +306,7 @@ def test_a_model_that_has_failed_for_good_is_loaded_again() -> None:
         assert (await client.ask("a")).status_code == 200
         assert len(fleet.engines) == 2
 
-    test(work)
+    with_fleet(work)
 
 
 def test_models_leave_when_their_time_is_over() -> None:
@@ -323,7 +322,7 @@ def test_models_leave_when_their_time_is_over() -> None:
         assert fleet.loaded == ["a"]
         assert (await client.http.get("/health")).status_code == 200
 
-    test(work, settings={"acme/b": {"ttl": 60.0}})
+    with_fleet(work, settings={"acme/b": {"ttl": 60.0}})
 
 
 def test_all_are_listed_loaded_or_not() -> None:
@@ -346,7 +345,7 @@ def test_all_are_listed_loaded_or_not() -> None:
         assert health["models"]["acme/b"] == {"status": "unloaded", "memory": 2 * GIB}
         assert (health["status"], health["model"], client.fleet.loaded) == ("ok", "acme/a", ["a"])
 
-    test(work)
+    with_fleet(work)
 
 
 def test_ollama_loads_keeps_and_unloads() -> None:
@@ -370,7 +369,32 @@ def test_ollama_loads_keeps_and_unloads() -> None:
         await turns()
         assert fleet.loaded == ["a"]
 
-    test(work)
+    with_fleet(work)
+
+
+def test_a_key_sees_and_loads_its_models_only(tmp_path: Path) -> None:
+    key = new_key()
+    add_key(tmp_path / "keys.json", ApiKey("one", digest_of(key.encode()), key[:8], 0.0, models=("b", "claude-opus")))
+
+    async def work(client: Client) -> None:
+        client.http.headers["Authorization"] = f"Bearer {key}"
+        cards = (await client.http.get("/v1/models")).json()["data"]
+        assert [each["id"] for each in cards] == ["acme/b"]
+        assert (await client.http.get("/v1/models/c")).status_code == 404
+        for name, status in (
+            ("a", 404),
+            ("c", 404),
+            ("claude-haiku", 404),
+            ("b", 200),
+            ("claude-opus", 200),
+            (None, 200),
+        ):
+            answer = await client.ask(name)
+            assert (name, answer.status_code) == (name, status)
+            assert status == 404 or answer.json()["model"] == "acme/b"
+        assert client.fleet.loaded == ["a", "b"]
+
+    with_fleet(work, keys=tmp_path / "keys.json", aliases=Aliases.parse(["claude-*=b"]))
 
 
 def test_closing_ends_a_load_and_refuses_those_who_wait() -> None:
@@ -382,4 +406,4 @@ def test_closing_ends_a_load_and_refuses_those_who_wait() -> None:
         assert (await asked).status_code == 503
         assert all(each.closed for each in client.fleet.engines)
 
-    test(work)
+    with_fleet(work)
