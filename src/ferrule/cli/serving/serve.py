@@ -26,6 +26,7 @@ from ferrule.cli.serving.model import (
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
+from ferrule.cli.serving.options import adapters_of, origins_of, request_log_of, saved_plan, tls_of
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ferrule.engine.host.local_ranks import LocalPlanner
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
-    from ferrule.engine.options import Adapter
-    from ferrule.plan import SavedPlan
     from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
@@ -181,8 +180,8 @@ def serve(
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
-    adapters = _adapters(adapter)
-    saved = _saved_plan(plan, tp, pp, hosts)
+    adapters = adapters_of(adapter)
+    saved = saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
         device = saved.device
     if demo and tp is None and pp is None and saved is None:
@@ -191,7 +190,7 @@ def serve(
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
     keys = keys_path()
     keyed = api_key is not None or read_keys(keys) is not None
-    tls = _tls(ssl_certfile, ssl_keyfile, tls_self, host)
+    tls = tls_of(ssl_certfile, ssl_keyfile, tls_self, host)
     from rich.console import Console
 
     console = Console()
@@ -200,7 +199,7 @@ def serve(
     home = None if here else running_cluster()
     if home is not None and (several or alias):
         raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
-    origins = _origins(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
+    origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
         from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
@@ -255,7 +254,7 @@ def serve(
     aliases = Aliases.parse(alias or ())
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
-    requests = _request_log(request_log)
+    requests = request_log_of(request_log)
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
@@ -376,58 +375,6 @@ def _run(
             on_ready=ready,
         )
     )
-
-
-def _adapters(given: list[str] | None) -> tuple[Adapter, ...]:
-    if not given:
-        return ()
-    from ferrule.engine.options import parse_adapters
-
-    return parse_adapters(given)
-
-
-def _request_log(target: str | None) -> RequestLog | None:
-    if target is None:
-        return None
-    from ferrule.serve.http.request_log import RequestLog
-
-    return RequestLog(target)
-
-
-def _tls(chain: Path | None, key: Path | None, own: bool, host: str) -> ServerTls | None:
-    """Of the files that were given, or of the certificate that is made here. Raises `ConfigError`."""
-    if own:
-        if chain is not None or key is not None:
-            raise ConfigError("--tls-self makes the certificate itself: leave --ssl-certfile and --ssl-keyfile out")
-        from ferrule.serve.http.self_signed import SelfSigned
-
-        return SelfSigned(host)
-    if chain is None and key is None:
-        return None
-    if chain is None:
-        raise ConfigError(f"--ssl-keyfile {key} needs the certificate that it belongs to: --ssl-certfile FILE")
-    from ferrule.serve.http.tls import ServerTls
-
-    return ServerTls(chain, key)
-
-
-def _origins(text: str | None, *, keyed: bool) -> tuple[str, ...]:
-    origins = tuple(each.strip() for each in text.split(",")) if text else ()
-    if origins:
-        from ferrule.serve.http.auth import check_origins
-
-        check_origins(origins, keyed=keyed)
-    return origins
-
-
-def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:
-    if file is None:
-        return None
-    if tp is not None or pp is not None or hosts is not None:
-        raise ConfigError("--plan says how to split and on which hosts: leave --tp, --pp and --hosts out")
-    from ferrule.plan import read_plan
-
-    return read_plan(file)
 
 
 def choose(model: str | None, *, demo: bool) -> str:
