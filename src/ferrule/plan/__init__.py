@@ -2,7 +2,7 @@
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, PairSpec, RailSpec, read_cluster
 from ferrule.plan.cost import predict, predicted
-from ferrule.plan.one_machine import plan_machine, require_room, split_advice, times_as_fast
+from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, split_advice, times_as_fast
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
@@ -36,6 +36,7 @@ __all__ = [
     "plan_machine",
     "predict",
     "predicted",
+    "rank_memory",
     "read_cluster",
     "read_plan",
     "require_room",

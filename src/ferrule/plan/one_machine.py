@@ -9,18 +9,20 @@ from ferrule.errors import PlanError
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
-from ferrule.plan.cost.memory import weight_bytes
+from ferrule.plan.cost.memory import memory_of, weight_bytes
 from ferrule.plan.cost.predictor import predicted
 from ferrule.plan.explain.shortage import shortage
 from ferrule.plan.explain.verdict import WORTH_IT, verdict
 from ferrule.plan.plan import Plan
-from ferrule.plan.prediction import Candidate
+from ferrule.plan.prediction import Candidate, MemoryUse
 from ferrule.plan.question import Question, Workload
 from ferrule.plan.search.best import SearchResult, search
 
 LEAST_CONTEXT = 64
 """Tokens with room for fewer of which serving makes no sense; the engine cuts the context to what there is room for."""
 _PROMPT = 512
+RANK_BYTES = 300 * 2**20
+"""Memory of a rank's process before any weight, where that was not measured; libraries, most of it."""
 
 
 def require_room(model: ModelSpec, plan: Plan, devices: Sequence[str], free: Mapping[str, int]) -> None:
@@ -38,6 +40,18 @@ def require_room(model: ModelSpec, plan: Plan, devices: Sequence[str], free: Map
                 needed=size,
                 available=room,
             )
+
+
+def rank_memory(model: ModelSpec, plan: Plan, *, context: int) -> tuple[MemoryUse, ...]:
+    """Memory of the ranks of ``plan`` on any machine, with one sequence of ``context`` tokens."""
+    names = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
+    devices = [  # speeds do not matter
+        DeviceSpec(name, memory=1, memory_bandwidth=1.0, flops={"fp32": 1.0}, runtime_bytes=RANK_BYTES)
+        for name in names
+    ]
+    tokens = min(context, model.max_context)
+    work = Workload(context=tokens, prompt=min(_PROMPT, tokens))
+    return memory_of(Question(model, ClusterSpec(tuple(devices)), work), plan)
 
 
 def plan_machine(model: ModelSpec, *devices: DeviceSpec, context: int = LEAST_CONTEXT) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,10 +20,13 @@ from ferrule.serve.http.errors import described, described_as, install
 from ferrule.serve.http.respond import respond
 from ferrule.serve.keys.allowed import AllowedModels
 from ferrule.serve.keys.keyring import Keyring
-from ferrule.serve.models import OneModel
+from ferrule.serve.models import Aliases, Models, OneModel
+from ferrule.serve.models.leases import Leases
+from ferrule.serve.models.many import ManyModels
+from ferrule.serve.models.offer import state_of
 from ferrule.serve.ollama import routes as ollama_routes
 from ferrule.serve.openai import routes as openai_routes
-from ferrule.serve.openai.objects import HealthBody
+from ferrule.serve.openai.objects import HealthBody, ManyHealthBody, ModelHealth
 from ferrule.serve.tools.families import AUTO, dialect
 
 EXPOSED = (
@@ -39,28 +42,35 @@ HEALTH_RESPONSES = {
 
 
 def create_app(
-    engine: Engine,
+    engine: Engine | ManyModels,
     *,
     api_key: str | None,
     keys: Path | None = None,
     origins: Sequence[str] = (),
     max_sequences: int = MAX_SEQUENCES,
     tool_parser: str = AUTO,
+    aliases: Aliases | None = None,
 ) -> FastAPI:
-    """The application that serves ``engine``. The engine remains the caller's to close.
+    """The application that serves ``engine``, or several models. Engines remain the caller's to close.
 
     ``api_key``: what clients must send as bearer token; ``keys``: a file of further ones, with their limits. Where
     there are neither, only requests to loopback names are answered.
     ``origins``: of web pages that may send requests from browsers (CORS), such as ``https://chat.example``.
     ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
+    These two and ``aliases`` are of one model; several have their own.
     ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key, and for
     a file of keys that cannot be used.
     """
     keyring = Keyring(api_key, keys)
-    spoken = dialect(engine.tokenizer.chat_template, tool_parser, engine.tokenizer.response_template)
-    service = Service(engine, spoken, max_sequences=max_sequences)
-    models = AllowedModels(OneModel(service))
+    served: Models
+    if isinstance(engine, ManyModels):
+        served = engine
+    else:
+        spoken = dialect(engine.tokenizer.chat_template, tool_parser, engine.tokenizer.response_template)
+        served = OneModel(Service(engine, spoken, max_sequences=max_sequences), aliases)
+    longest = max(each.max_context for each in served.cards())
+    models = AllowedModels(served)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -70,7 +80,8 @@ def create_app(
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.models = models
-    app.add_middleware(Guard, keys=keyring, body_limit=body_limit(engine.max_context))
+    app.add_middleware(Guard, keys=keyring, body_limit=body_limit(longest))
+    app.add_middleware(Leases)
     if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
         app.add_middleware(
             CORSMiddleware,
@@ -82,15 +93,40 @@ def create_app(
     install(app, keyed=keyring.keyed)
 
     ollama_routes.add_routes(app, models)
-    openai_routes.add_routes(app, models, tool_parser=tool_parser)
+    openai_routes.add_routes(app, models, parser_of=_parser_of(engine, tool_parser))
     anthropic_routes.add_routes(app, models)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)
     async def health() -> Response:
-        return health_response(engine)
+        return many_health(engine) if isinstance(engine, ManyModels) else health_response(engine)
 
     return app
+
+
+def _parser_of(served: Engine | ManyModels, tool_parser: str) -> Callable[[Engine], str]:
+    return served.parser_of if isinstance(served, ManyModels) else lambda _: tool_parser
+
+
+def many_health(models: ManyModels) -> Response:
+    """200 unless no model runs and the first one cannot; the state of each."""
+    states = {}
+    for offer, engine in models.states():
+        health = engine.health()
+        states[offer.name] = ModelHealth(
+            "ok" if health.state == "ready" else state_of(engine),
+            offer.need.total,
+            health.running,
+            health.waiting,
+            offer.pin,
+            health.error,
+            health.note,
+        )
+    first = next(iter(states))
+    status = states[first].status
+    if status in ("unloaded", "loading") or any(each.status == "ok" for each in states.values()):
+        status = "ok"
+    return respond(ManyHealthBody(status, first, states), 200 if status == "ok" else 503)
 
 
 def health_response(engine: Engine) -> Response:

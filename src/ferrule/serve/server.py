@@ -10,6 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import uvicorn
 from fastapi.responses import JSONResponse
@@ -23,7 +24,11 @@ from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.logs import RepeatFilter
 from ferrule.serve.http.request_log import RequestLog
 from ferrule.serve.http.tls import ServerTls
+from ferrule.serve.models import Aliases
+from ferrule.serve.models.many import ManyModels
 from ferrule.serve.tools.families import AUTO
+
+Served = TypeVar("Served", Engine, ManyModels)
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +64,7 @@ class Server(uvicorn.Server):
 
 
 async def serve(
-    start: Callable[[], Awaitable[Engine]],
+    start: Callable[[], Awaitable[Served]],
     listener: socket.socket,
     *,
     api_key: str | None,
@@ -68,9 +73,11 @@ async def serve(
     tls: ServerTls | None = None,
     origins: Sequence[str] = (),
     tool_parser: str = AUTO,
-    on_ready: Callable[[Engine], None],
+    aliases: Aliases | None = None,
+    on_ready: Callable[[Served], None],
 ) -> None:
-    """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
+    """Start an engine, or several models, and serve on ``listener`` until SIGINT or SIGTERM; returns when everything is
+    closed.
 
     ``requests``: where each request is written down. ``tls``: None for plain HTTP. Others: as `create_app` takes them.
     While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
@@ -82,11 +89,13 @@ async def serve(
     server = Server(HttpConfig(door, tls=tls, most=connection_limit()))
     with _stopped_by_signals(stop), _readable_log():
         http = asyncio.create_task(server.serve(sockets=[listener]))
-        engine: Engine | None = None
+        engine: Served | None = None
         try:
             engine = await _unless(stop, start())
             if engine is not None:
-                app = create_app(engine, api_key=api_key, keys=keys, origins=origins, tool_parser=tool_parser)
+                app = create_app(
+                    engine, api_key=api_key, keys=keys, origins=origins, tool_parser=tool_parser, aliases=aliases
+                )
                 gate.app = app
                 _spare_collector()
                 on_ready(engine)
@@ -105,8 +114,8 @@ def _spare_collector() -> None:
     gc.freeze()
 
 
-async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | None:
-    """The started engine, or None when ``stop`` came first."""
+async def _unless(stop: asyncio.Event, starting: Awaitable[Served]) -> Served | None:
+    """What was started, or None when ``stop`` came first."""
     task = asyncio.ensure_future(starting)
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -121,21 +130,22 @@ async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | 
                 await _close(task.result())  # it was ready in the very moment
 
 
-async def _watch(engine: Engine, stop: asyncio.Event) -> None:
-    """Wait for ``stop``; log once if the engine fails meanwhile."""
-    while not stop.is_set() and engine.health().state != "failed":
+async def _watch(engine: Engine | ManyModels, stop: asyncio.Event) -> None:
+    """Wait for ``stop``; log once if the only engine fails meanwhile: one of several is started again."""
+    while not isinstance(engine, ManyModels) and not stop.is_set() and engine.health().state != "failed":
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
-    if not stop.is_set():
+    if not stop.is_set() and not isinstance(engine, ManyModels):
         log.error("the model has failed; requests get status 503 until a restart: %s", engine.health().error)
     await stop.wait()
 
 
-async def _close(engine: Engine | None) -> None:
+async def _close(engine: Engine | ManyModels | None) -> None:
     if engine is None:
         return
+    closing = engine.aclose() if isinstance(engine, ManyModels) else engine.close()
     try:
-        await asyncio.wait_for(engine.close(), ENGINE_CLOSE_SECONDS)
+        await asyncio.wait_for(closing, ENGINE_CLOSE_SECONDS + 1)
     except TimeoutError:
         log.error("the engine did not close within %s s; processes of it may be left", ENGINE_CLOSE_SECONDS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname, socket
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli import complete
-from ferrule.cli.serving.devices import choice_of, devices_of, split_as_asked
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -26,12 +25,16 @@ from ferrule.cli.serving.model import (
     Tp,
     Weights,
 )
+from ferrule.cli.serving.models_file import Wanted
+from ferrule.cli.serving.options import adapters_of, origins_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.keys.record import keys_path, read_keys
+from ferrule.units import parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,10 +43,9 @@ if TYPE_CHECKING:
     from ferrule.engine.host.local_ranks import LocalPlanner
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
-    from ferrule.engine.options import Adapter
-    from ferrule.plan import SavedPlan
     from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
+    from ferrule.serve.models import Aliases
 
 DEFAULT_PORT = 8420
 
@@ -52,6 +54,7 @@ EXAMPLES = (
     "ferrule serve --demo\n\n"
     "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
     "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
+    "ferrule serve Qwen/Qwen3-8B ~/models/gemma-3-4b --alias 'claude-*=Qwen3-8B' --memory-limit 48GiB\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
     "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --tls-self"
 )
@@ -62,7 +65,7 @@ app = typer.Typer()
 
 @app.command(epilog=EXAMPLES)
 def serve(
-    model: Annotated[str | None, MODEL] = None,
+    model: Annotated[list[str] | None, MODEL] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
     pp: Pp = None,
@@ -147,16 +150,38 @@ def serve(
         str,
         typer.Option(metavar="NAME", help="Format of the model's tool calls; auto: by its chat template; or none."),
     ] = "auto",
+    models: Annotated[
+        Path | None, typer.Option("--models", metavar="FILE", help="Several models: TOML with tables [models.NAME].")
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
+        ),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FERRULE_MEMORY_LIMIT", metavar="SIZE", help="Of several models: memory for all, such as 48GiB."
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over the OpenAI API.
 
     Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine. Without --tp,
     --pp and --plan the planner decides how to split it, over the devices that --device allows, and refuses what no
-    memory can hold.
+    memory can hold. Of several MODELs the first is loaded at once, others when a request names them.
     """
-    chosen = choose(model, demo=demo)
-    adapters = _adapters(adapter)
-    saved = _saved_plan(plan, tp, pp, hosts)
+    given = model or []
+    several: list[Wanted] = []
+    if len(given) > 1 or models is not None:
+        refuse_for_several({"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts})
+        common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
+        several = wanted_models(given, models, common)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
+    adapters = adapters_of(adapter)
+    saved = saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
         device = saved.device
     if demo and tp is None and pp is None and saved is None:
@@ -165,14 +190,16 @@ def serve(
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
     keys = keys_path()
     keyed = api_key is not None or read_keys(keys) is not None
-    tls = _tls(ssl_certfile, ssl_keyfile, tls_self, host)
+    tls = tls_of(ssl_certfile, ssl_keyfile, tls_self, host)
     from rich.console import Console
 
     console = Console()
     if tls is not None and tls_self:
         console.print(f"certificate {tls.chain}, SHA-256 {tls.fingerprint}", highlight=False, soft_wrap=True)
     home = None if here else running_cluster()
-    origins = _origins(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
+    if home is not None and (several or alias):
+        raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
+    origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
         from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
@@ -220,12 +247,14 @@ def serve(
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
+    from ferrule.serve.models import Aliases
     from ferrule.serve.tools.families import check_parser
 
     check_parser(tool_parser)
+    aliases = Aliases.parse(alias or ())
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
-    requests = _request_log(request_log)
+    requests = request_log_of(request_log)
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
@@ -241,12 +270,32 @@ def serve(
             encrypted=tls is not None or plain_http,
             keyed=keyed,
         ) as listener,
-        expecting(ranks, threads, encrypt) as expected,
+        nullcontext() if several else expecting(ranks, threads, encrypt) as expected,
     ):
+        from ferrule.cli.serving.placing import Placing, placing
         from ferrule.engine import EngineOptions
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
+        if several:
+            run_several(
+                console,
+                several,
+                limit=limit,
+                aliases=aliases,
+                self_test=self_test,
+                graphs=graphs,
+                standby=standby,
+                encrypt=encrypt,
+                listener=listener,
+                host=host,
+                api_key=api_key,
+                keys=keys,
+                requests=requests,
+                tls=tls,
+                origins=origins,
+            )
+            return
         options = EngineOptions(
             chosen,
             tp or 1,
@@ -263,23 +312,15 @@ def serve(
             device=device or CPU,
             adapters=adapters,
         )
-        choose_plan = saved.for_model if saved is not None else None
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
-        machine, choice = None, None
-        if options.device == CPU:
-            machine = ThisMachine(console, threads)
-            if not split and saved is None:
-                choose_plan = partial(machine.plan, before_measuring=make_room)
-        elif saved is None:
-            devices = devices_of(console, options, None if split else make_room)
-            if devices and not split:
-                choice = choice_of(options, devices)
-            elif devices and not demo:  # which is split to show something
-                choose_plan = partial(split_as_asked, console, options, devices)
-        planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
+        if saved is None:
+            place = placing(console, options, make_room, split=split, demo=demo)
+        else:
+            place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
+        planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
         _run(
-            console, options, planner, choose_plan, machine, listener, host, api_key, keys, requests, tls, origins,
-            tool_parser,
+            console, options, planner, place.plan, place.machine, listener, host, api_key, keys, requests, tls, origins,
+            tool_parser, aliases,
         )  # fmt: skip
 
 
@@ -297,6 +338,7 @@ def _run(
     tls: ServerTls | None,
     origins: tuple[str, ...],
     tool_parser: str,
+    aliases: Aliases,
 ) -> None:
     """Until it is stopped."""
     import asyncio
@@ -329,61 +371,10 @@ def _run(
             tls=tls,
             origins=origins,
             tool_parser=tool_parser,
+            aliases=aliases,
             on_ready=ready,
         )
     )
-
-
-def _adapters(given: list[str] | None) -> tuple[Adapter, ...]:
-    if not given:
-        return ()
-    from ferrule.engine.options import parse_adapters
-
-    return parse_adapters(given)
-
-
-def _request_log(target: str | None) -> RequestLog | None:
-    if target is None:
-        return None
-    from ferrule.serve.http.request_log import RequestLog
-
-    return RequestLog(target)
-
-
-def _tls(chain: Path | None, key: Path | None, own: bool, host: str) -> ServerTls | None:
-    """Of the files that were given, or of the certificate that is made here. Raises `ConfigError`."""
-    if own:
-        if chain is not None or key is not None:
-            raise ConfigError("--tls-self makes the certificate itself: leave --ssl-certfile and --ssl-keyfile out")
-        from ferrule.serve.http.self_signed import SelfSigned
-
-        return SelfSigned(host)
-    if chain is None and key is None:
-        return None
-    if chain is None:
-        raise ConfigError(f"--ssl-keyfile {key} needs the certificate that it belongs to: --ssl-certfile FILE")
-    from ferrule.serve.http.tls import ServerTls
-
-    return ServerTls(chain, key)
-
-
-def _origins(text: str | None, *, keyed: bool) -> tuple[str, ...]:
-    origins = tuple(each.strip() for each in text.split(",")) if text else ()
-    if origins:
-        from ferrule.serve.http.auth import check_origins
-
-        check_origins(origins, keyed=keyed)
-    return origins
-
-
-def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:
-    if file is None:
-        return None
-    if tp is not None or pp is not None or hosts is not None:
-        raise ConfigError("--plan says how to split and on which hosts: leave --tp, --pp and --hosts out")
-    from ferrule.plan import read_plan
-
-    return read_plan(file)
 
 
 def choose(model: str | None, *, demo: bool) -> str:

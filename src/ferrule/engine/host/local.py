@@ -35,6 +35,8 @@ from ferrule.model import PoolingMode
 from ferrule.model.gguf import full_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ferrule.engine.types import Vector
     from ferrule.lab import Lab
 
@@ -50,11 +52,16 @@ VECTORS_ONLY = "this model has no output layer: it makes vectors (/v1/embeddings
 DEMO_NAME = "ferrule-demo"
 
 
+def name_of(options: EngineOptions, directory: Path) -> str:
+    """What the API calls the model whose files are in ``directory``."""
+    return options.name or (DEMO_NAME if options.model == DEMO else called(options.model, directory))
+
+
 class LocalEngine:
     """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
 
     def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
-        self.name = options.name or (DEMO_NAME if options.model == DEMO else called(options.model, model.directory))
+        self.name = name_of(options, model.directory)
         self.created = int(time.time())
         self.spec = model.spec
         self.plan = model.plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.prompt import TokenizerPool
@@ -20,6 +21,18 @@ PING_SECONDS = 15.0
 """Seconds of silence in a stream after which a sign of life is sent: clients and proxies give up after 30 to 60."""
 
 
+class Tenure(Protocol):
+    """How long a model that is loaded on demand stays in memory."""
+
+    def keep(self, seconds: float) -> None:
+        """Unload it after so many seconds without requests; 0: after the present ones; less: never."""
+        ...
+
+    def left(self) -> float | None:
+        """Seconds until it is unloaded if no request comes; None: it stays."""
+        ...
+
+
 class Service:
     """Service that the endpoints of one app share: the engine, the tokenizers, and admission of requests.
     ``dialect``: how the model writes reasoning and tool calls."""
@@ -32,6 +45,8 @@ class Service:
         self.reading = TokenizerPool()
         self.closing = asyncio.Event()
         self.ping_seconds = PING_SECONDS
+        self.tenure: Tenure | None = None
+        """None: the model stays as long as the server."""
         self._max_sequences = max_sequences
         self._sequences = 0
 

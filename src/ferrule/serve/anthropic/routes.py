@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from fastapi import FastAPI, Request
@@ -26,7 +27,7 @@ from ferrule.serve.tools.asked import asked
 def add_routes(app: FastAPI, models: Models) -> None:
     @app.post(PATH, responses=described(*OF_BODIES, ok=MessageBody, stream=MessagesForm.media_type))
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        service = await _service(models, body.model)
+        service = await _served(models.service, body.model)
         slow = body.output_format is not None or (
             body.output_config is not None and body.output_config.format is not None
         )
@@ -34,7 +35,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
     @app.post(f"{PATH}/count_tokens", responses=described(*OF_BODIES, ok=CountBody))
     async def count_tokens(body: CountRequest, request: Request) -> Response:
-        service = await _service(models, body.model)
+        service = await _served(models.known, body.model)
         return await prepared(service, request, lambda: respond(CountBody(count(service, body))))
 
 
@@ -55,9 +56,9 @@ def count(service: Service, body: CountRequest) -> int:
     return len(encode(service.engine, text, field="messages", add_special_tokens=False))
 
 
-async def _service(models: Models, name: str | None) -> Service:
+async def _served(find: Callable[[str | None], Awaitable[Service]], name: str | None) -> Service:
     try:
-        return await models.service(name)
+        return await find(name)
     except ApiError as error:
         if error.code != "model_not_found":
             raise

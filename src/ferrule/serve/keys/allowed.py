@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.service import Service
@@ -22,6 +22,12 @@ class AllowedModels:
         return [each for each in self._models.cards() if allowed is None or _is_allowed(allowed, each)]
 
     async def service(self, name: str | None) -> Service:
+        return await self._checked(self._models.service, name)
+
+    async def known(self, name: str | None) -> Service:
+        return await self._checked(self._models.known, name)
+
+    async def _checked(self, find: Callable[[str | None], Awaitable[Service]], name: str | None) -> Service:
         exchange = current_exchange()
         allowed = exchange.caller.models
         if allowed is not None:
@@ -32,7 +38,7 @@ class AllowedModels:
                 name = cards[0].name
             elif not any(_may_mean(name, each) for each in allowed):  # before it is loaded
                 raise _unknown(name)
-        service = await self._models.service(name)
+        service = await find(name)
         if allowed is not None and name not in allowed and not _is_allowed(allowed, service.engine):
             raise _unknown(name)
         exchange.model = service.engine.name

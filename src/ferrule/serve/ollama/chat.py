@@ -14,6 +14,7 @@ from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.respond import respond
+from ferrule.serve.models.offer import is_loaded
 from ferrule.serve.ollama.describe import can_call, can_think
 from ferrule.serve.ollama.form import ChatForm, GenerateForm, Watch
 from ferrule.serve.ollama.objects import ChatLine, GenerateLine, Message
@@ -67,12 +68,14 @@ def answer(service: Service, body: GenerationRequest, job: Job, form: ChatForm |
 
 
 def loaded(service: Service, body: ChatRequest | GenerateRequest) -> Response:
-    """Answer to a request without a prompt, which only wants the model in memory, or out of it. Here models stay."""
+    """Answer to a request without a prompt, which only wants the model in memory, or out of it. An only model stays."""
     told: Any = {"model": body.model, "done": True, "done_reason": "unload" if body.keep_alive == 0 else "load"}
-    with service.admit(0):
-        if isinstance(body, ChatRequest):
-            return respond(ChatLine(message=Message(""), **told))
-        return respond(GenerateLine(response="", **told))
+    if is_loaded(service.engine):
+        with service.admit(0):
+            pass
+    if isinstance(body, ChatRequest):
+        return respond(ChatLine(message=Message(""), **told))
+    return respond(GenerateLine(response="", **told))
 
 
 def raw_job(service: Service, body: GenerateRequest) -> Job:

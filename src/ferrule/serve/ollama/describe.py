@@ -79,14 +79,16 @@ def can_be_had(engine: Engine) -> Listed:
     return _listed(engine, engine.spec.bytes, modified_at=moment(engine.created))
 
 
-def in_memory(engine: Engine) -> Listed:
+def in_memory(service: Service) -> Listed:
     """The model as `ps` lists it: ``size`` of its weights on all ranks, ``size_vram`` of those on accelerators."""
+    engine = service.engine
+    left = service.tenure.left() if service.tenure is not None else None
     held = [(rank.weight_bytes, not rank.device.startswith(CPU)) for rank in engine.ranks]
     return _listed(
         engine,
         sum(size for size, _ in held),
         size_vram=sum(size for size, accelerated in held if accelerated),
-        expires_at=moment(time.time() + FOREVER),
+        expires_at=moment(time.time() + (FOREVER if left is None else left)),
         context_length=engine.max_context,
     )
 

@@ -7,6 +7,7 @@ import re
 from ferrule.engine import Engine
 from ferrule.serve.answer.service import Service
 from ferrule.serve.models import Models, names_of
+from ferrule.serve.models.offer import is_loaded
 
 LATEST = ":latest"
 _HUB = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
@@ -31,5 +32,24 @@ def means(name: str, engine: Engine) -> bool:
 
 async def service_of(models: Models, name: str) -> Service:
     """Service of the model that is called ``name``. Raises `ApiError` as `Models.service` does."""
-    served = next((engine.name for engine in models.cards() if means(name, engine)), None)
-    return await models.service(served or plain(name))
+    return await models.service(_served(models, name))
+
+
+async def known(models: Models, name: str) -> Service:
+    """The same as `Models.known` has it."""
+    return await models.known(_served(models, name))
+
+
+async def loaded_of(models: Models) -> list[Service]:
+    """Services of the models that are in memory."""
+    return [await models.known(engine.name) for engine in models.cards() if is_loaded(engine)]
+
+
+def keep(service: Service, seconds: float | None) -> None:
+    """As a request's ``keep_alive`` says: None where it does not."""
+    if service.tenure is not None and seconds is not None:
+        service.tenure.keep(seconds)
+
+
+def _served(models: Models, name: str) -> str:
+    return next((engine.name for engine in models.cards() if means(name, engine)), plain(name))

@@ -19,7 +19,7 @@ from ferrule.serve.ollama.chat import answer_chat, answer_generate, loaded
 from ferrule.serve.ollama.describe import VERSION, can_be_had, in_memory, shown
 from ferrule.serve.ollama.embed import answer_embed, answer_embeddings
 from ferrule.serve.ollama.form import NDJSON, Watch
-from ferrule.serve.ollama.names import service_of
+from ferrule.serve.ollama.names import keep, known, loaded_of, service_of
 from ferrule.serve.ollama.objects import (
     ChatLine,
     Embedded,
@@ -52,7 +52,12 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
     async def text(body: Asked, request: Request, answer: Callable[[Service, Asked, Watch], Response]) -> Response:
         watch = Watch()
+        if body.is_empty and body.keep_alive == 0:
+            service = await known(models, body.model)  # not loaded only to be unloaded
+            keep(service, 0)
+            return loaded(service, body)
         service = await service_of(models, body.model)
+        keep(service, body.keep_alive)
         watch.loaded_now()
         if body.is_empty:
             return loaded(service, body)
@@ -70,11 +75,15 @@ def add_routes(app: FastAPI, models: Models) -> None:
     @app.post("/api/embed", responses=described(*OF_BODIES, ok=Embedded))
     async def embed(body: EmbedRequest) -> Response:
         begun = time.monotonic_ns()
-        return await answer_embed(await service_of(models, body.model), body, begun)
+        service = await service_of(models, body.model)
+        keep(service, body.keep_alive)
+        return await answer_embed(service, body, begun)
 
     @app.post("/api/embeddings", responses=described(*OF_BODIES, ok=Embedding))
     async def embeddings(body: EmbeddingsRequest) -> Response:
-        return await answer_embeddings(await service_of(models, body.model), body)
+        service = await service_of(models, body.model)
+        keep(service, body.keep_alive)
+        return await answer_embeddings(service, body)
 
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", responses=described(*OF_ALL, ok=ModelList))
@@ -83,11 +92,11 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
     @app.get("/api/ps", responses=described(*OF_ALL, ok=ModelList))
     async def ps() -> Response:
-        return respond(ModelList([in_memory(engine) for engine in models.cards()]))
+        return respond(ModelList([in_memory(each) for each in await loaded_of(models)]))
 
     @app.post("/api/show", responses=described(*OF_BODIES, ok=Shown))
     async def show(body: NamedRequest) -> Response:
-        return respond(shown(await service_of(models, body.wanted)))
+        return respond(shown(await known(models, body.wanted)))
 
     @app.post("/api/pull", responses=described(*OF_BODIES, ok=Progress, stream=NDJSON))
     async def pull(body: NamedRequest) -> Response:

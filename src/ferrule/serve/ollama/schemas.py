@@ -16,13 +16,18 @@ DURATION = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h))+|[+-]
 """A duration as Go writes it: ``5m``, ``1h30m``."""
 
 
+PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
 def keep_alive(value: Any) -> Any:
-    """Seconds as a number, or a duration as text. Only whether it is zero makes a difference here."""
+    """Seconds as a number, or a duration as text, which becomes seconds. Less than 0: for ever."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if not isinstance(value, str) or not DURATION.fullmatch(value.strip()):
         raise ValueError("must be seconds, or a duration such as '5m' or '1h30m'; negative for ever, 0 to unload")
-    return 0 if not re.search("[1-9]", value) else 1
+    seconds = sum(float(number) * UNITS[unit] for number, unit in PART.findall(value))
+    return -seconds if value.strip().startswith("-") else seconds
 
 
 def images(value: Any) -> list[str]:

@@ -156,7 +156,8 @@ class TextBody(AnswerBody):
 class ModelCard(msgspec.Struct):
     """``max_model_len``, ``context_length``, ``context_window``: the same number of tokens, as clients of vLLM, of
     routers and of others look for it. ``capabilities``: words of Ollama's, and some more.
-    ``root`` and ``parent``: of one with an adapter, the model that it changes."""
+    ``root`` and ``parent``: of one with an adapter, the model that it changes. ``state``: as at ``/health``, or
+    ``unloaded``."""
 
     id: str
     created: int
@@ -168,11 +169,33 @@ class ModelCard(msgspec.Struct):
     owned_by: str = "ferrule"
     root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
+    state: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
     data: list[ModelCard]
     object: str = "list"
+
+
+class ModelHealth(msgspec.Struct, omit_defaults=True):
+    """One of several models. ``status``: ``unloaded``, or as of an only one; ``memory``: bytes that it needs when it is
+    loaded."""
+
+    status: str
+    memory: int
+    running: int = 0
+    waiting: int = 0
+    pinned: bool = False
+    error: str | None = None
+    note: str | None = None
+
+
+class ManyHealthBody(msgspec.Struct):
+    """``model``: that of requests which name none."""
+
+    status: str
+    model: str
+    models: dict[str, ModelHealth]
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):

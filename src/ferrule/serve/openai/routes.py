@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from ferrule.engine import Engine
 from ferrule.serve.answer.form import Form
 from ferrule.serve.answer.prepared import prepared
 from ferrule.serve.answer.sending import while_wanted
@@ -29,15 +32,14 @@ from ferrule.serve.openai.tokens import (
     tokenized,
 )
 from ferrule.serve.structured.grammars import is_structured
-from ferrule.serve.tools.families import AUTO
 
 ANTHROPIC_VERSION = "anthropic-version"
 """Header of every request of Anthropic's clients. Both APIs list models at one path, each in its own form."""
 
 
-def add_routes(app: FastAPI, models: Models, *, tool_parser: str = AUTO) -> None:
-    """``tool_parser``: format of the models' tool calls, by which their cards tell whether they take tools."""
-    cards = Cards(tool_parser)
+def add_routes(app: FastAPI, models: Models, *, parser_of: Callable[[Engine], str]) -> None:
+    """``parser_of``: format of a model's tool calls, by which its card tells whether it takes tools."""
+    cards = Cards(parser_of)
     responses_routes.add_routes(app, models)
 
     @app.post("/v1/chat/completions", responses=described(*OF_BODIES, ok=ChatBody, stream=Form.media_type))
@@ -67,15 +69,15 @@ def add_routes(app: FastAPI, models: Models, *, tool_parser: str = AUTO) -> None
 
     @app.get("/v1/models/{name:path}", responses=described(404, *OF_ALL, ok=ModelCard))
     async def model(name: str, request: Request) -> Response:
-        engine = (await models.service(name)).engine
+        engine = (await models.known(name)).engine
         return respond(model_info(engine) if ANTHROPIC_VERSION in request.headers else await cards.of(engine))
 
     @app.post("/tokenize", responses=described(*OF_BODIES, ok=Tokenized))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        service = await models.service(body.model)
+        service = await models.known(body.model)
         return await prepared(service, request, lambda: respond(tokenized(service, body)))
 
     @app.post("/detokenize", responses=described(*OF_BODIES, ok=Detokenized))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        service = await models.service(body.model)
+        service = await models.known(body.model)
         return await prepared(service, request, lambda: respond(detokenized(service, body)))

@@ -31,7 +31,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         return current_exchange().caller.name or ""
 
     async def read(body: ResponsesRequest, request: Request, *, count: bool) -> Response:
-        service = await models.service(body.model)
+        service = await (models.known(body.model) if count else models.service(body.model))
         context = context_of(body, owner(), responses)
         own = own_items(body, context)
 

@@ -1,0 +1,66 @@
+"""Options of `ferrule serve` as what they name: files of TLS, a log, a saved plan, adapters, origins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ferrule.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ferrule.engine.options import Adapter
+    from ferrule.plan import SavedPlan
+    from ferrule.serve.http.request_log import RequestLog
+    from ferrule.serve.http.tls import ServerTls
+
+
+def adapters_of(given: list[str] | None) -> tuple[Adapter, ...]:
+    if not given:
+        return ()
+    from ferrule.engine.options import parse_adapters
+
+    return parse_adapters(given)
+
+
+def request_log_of(target: str | None) -> RequestLog | None:
+    if target is None:
+        return None
+    from ferrule.serve.http.request_log import RequestLog
+
+    return RequestLog(target)
+
+
+def tls_of(chain: Path | None, key: Path | None, own: bool, host: str) -> ServerTls | None:
+    """Of the files that were given, or of the certificate that is made here. Raises `ConfigError`."""
+    if own:
+        if chain is not None or key is not None:
+            raise ConfigError("--tls-self makes the certificate itself: leave --ssl-certfile and --ssl-keyfile out")
+        from ferrule.serve.http.self_signed import SelfSigned
+
+        return SelfSigned(host)
+    if chain is None and key is None:
+        return None
+    if chain is None:
+        raise ConfigError(f"--ssl-keyfile {key} needs the certificate that it belongs to: --ssl-certfile FILE")
+    from ferrule.serve.http.tls import ServerTls
+
+    return ServerTls(chain, key)
+
+
+def origins_of(text: str | None, *, keyed: bool) -> tuple[str, ...]:
+    origins = tuple(each.strip() for each in text.split(",")) if text else ()
+    if origins:
+        from ferrule.serve.http.auth import check_origins
+
+        check_origins(origins, keyed=keyed)
+    return origins
+
+
+def saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:
+    if file is None:
+        return None
+    if tp is not None or pp is not None or hosts is not None:
+        raise ConfigError("--plan says how to split and on which hosts: leave --tp, --pp and --hosts out")
+    from ferrule.plan import read_plan
+
+    return read_plan(file)

@@ -1,0 +1,215 @@
+"""Several models behind one address, for `ferrule serve`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING, Any
+
+from ferrule.cli.serving.model import DEMO, DEMO_RANKS
+from ferrule.cli.serving.models_file import Wanted, read_models
+from ferrule.errors import ConfigError
+from ferrule.serve.keys.record import read_keys
+from ferrule.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ferrule.engine import Engine, EngineOptions
+    from ferrule.engine.host.prepare import PreparedModel
+    from ferrule.serve.http.request_log import RequestLog
+    from ferrule.serve.http.tls import ServerTls
+    from ferrule.serve.models import Aliases
+    from ferrule.serve.models.many import ManyModels
+    from ferrule.serve.models.offer import Need, Offer
+
+CONTEXT = 4096
+"""Tokens for which there should be memory where the user does not say."""
+
+
+def refuse_for_several(given: Mapping[str, object]) -> None:
+    """Raise `ConfigError` for options that are of one model."""
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"{option} is for one model; several have their settings in a file: --models FILE")
+
+
+def wanted_models(given: Sequence[str], file: Path | None, common: Wanted) -> list[Wanted]:
+    """Those that are ``given`` as words and then those of the ``file``; ``common``: options of all. Raises
+    `ConfigError`."""
+    from ferrule.engine.options import parse_adapters
+    from ferrule.serve.tools.families import check_parser
+
+    found = [replace(common, model=model) for model in given]
+    found += read_models(file, common) if file is not None else []
+    for each in found:
+        check_parser(each.tool_parser)
+        parse_adapters(each.adapters)
+    return [
+        replace(each, tp=DEMO_RANKS) if each.model == DEMO and each.tp is None and each.pp is None else each
+        for each in found
+    ]
+
+
+def run_several(
+    console: Console,
+    wanted: Sequence[Wanted],
+    *,
+    limit: int | None,
+    aliases: Aliases,
+    self_test: bool,
+    graphs: bool,
+    standby: bool,
+    encrypt: bool | None,
+    listener: socket,
+    host: str,
+    api_key: str | None,
+    keys: Path,
+    requests: RequestLog | None,
+    tls: ServerTls | None,
+    origins: tuple[str, ...],
+) -> None:
+    """Until it is stopped. ``limit``: bytes of memory for all."""
+    import asyncio
+
+    from ferrule.serve.models import Aliases
+    from ferrule.serve.models.many import ManyModels
+    from ferrule.serve.models.memory import Memory
+    from ferrule.serve.server import serve as run_server
+
+    common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    async def load() -> ManyModels:
+        names = dict(aliases.names)
+        offers = []
+        for each in wanted:
+            offer = await offer_of(console, each, common)
+            offers.append(offer)
+            for alias in each.aliases:
+                if names.setdefault(alias, offer.name) != offer.name:
+                    raise ConfigError(f"the alias {alias!r} is given twice, for {names[alias]!r} and {offer.name!r}")
+        models = ManyModels(offers, Memory(limit), aliases=Aliases(names), tell=tell)
+        try:
+            await models.start()
+        except BaseException:
+            await models.aclose()
+            raise
+        return models
+
+    def ready(models: ManyModels) -> None:
+        keyed = api_key is not None or read_keys(keys) is not None
+        show_several(console, models, host, listener.getsockname()[1], with_key=keyed, tls=tls)
+
+    asyncio.run(
+        run_server(
+            load,
+            listener,
+            api_key=api_key,
+            keys=keys,
+            requests=requests,
+            tls=tls,
+            origins=origins,
+            on_ready=ready,
+        )
+    )
+
+
+async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) -> Offer:
+    """A model whose files have been found and read, but for its weights. Raises what `ferrule.engine.start` does before
+    any process is started."""
+    from ferrule.cli.display import Loading
+    from ferrule.cli.serving.placing import placing
+    from ferrule.engine import EngineOptions, start
+    from ferrule.engine.device_names import CPU
+    from ferrule.engine.host.local import name_of
+    from ferrule.engine.host.local_ranks import LocalPlanner
+    from ferrule.engine.host.prepare import in_background, prepare
+    from ferrule.engine.options import parse_adapters
+    from ferrule.serve.models.offer import Offer, Unloaded
+
+    options = EngineOptions(
+        wanted.model,
+        wanted.tp or 1,
+        wanted.pp or 1,
+        wanted.dtype,
+        wanted.max_context,
+        wanted.name,
+        wanted.threads,
+        weights=wanted.weights,
+        device=wanted.device or CPU,
+        adapters=parse_adapters(wanted.adapters),
+        **common,
+    )
+    split = wanted.tp is not None or wanted.pp is not None
+    place = placing(console, options, lambda: None, split=split, demo=wanted.model == DEMO)
+
+    async def load() -> Engine:
+        planner = LocalPlanner(standby=options.standby, choice=place.devices)
+        with Loading(console) as loading:
+            return await start(options, loading, planner=planner.about, choose_plan=place.plan)
+
+    model = await in_background(lambda: prepare(options, place.plan))
+    unloaded = Unloaded(
+        name_of(options, model.directory),
+        int(time.time()),
+        model.spec,
+        model.plan,
+        model.tokenizer,
+        model.default_sampling,
+        options.max_context or model.spec.max_context,
+        tuple(each.name for each in options.adapters),
+        model.embedding,
+    )
+    return Offer(
+        unloaded,
+        load,
+        need_of(options, model),
+        wanted.pin,
+        wanted.ttl,
+        wanted.preload,
+        wanted.tool_parser,
+    )
+
+
+def need_of(options: EngineOptions, model: PreparedModel) -> Need:
+    """Memory that a model takes by the planner's prediction, with one sequence of its context or `CONTEXT` tokens."""
+    from ferrule.engine.device_names import CPU
+    from ferrule.plan import rank_memory
+    from ferrule.serve.models.offer import Need
+
+    uses = rank_memory(model.spec, model.plan, context=options.max_context or CONTEXT)
+    waiting = sum(use.runtime for use in uses) if options.standby else 0
+    cache = sum(use.cache for use in uses)
+    return Need(sum(use.total for use in uses) + waiting, cache, options.device == CPU)
+
+
+def show_several(
+    console: Console, models: ManyModels, host: str, port: int, *, with_key: bool, tls: ServerTls | None
+) -> None:
+    """Print where the models are served, what they need, and a command to try it, to be pasted."""
+    from ferrule.cli.display import base_url, curl
+    from ferrule.cli.output import new_table
+    from ferrule.serve.models.offer import state_of
+
+    url = base_url(host, port, tls)
+    console.print(f"{len(models.states())} models are served at {url}/v1", highlight=False, soft_wrap=True)
+    table = new_table("model", "state", ">memory", "")
+    for offer, engine in models.states():
+        stays = "pinned" if offer.pin else "" if offer.ttl is None else f"unloaded after {offer.ttl:g} s"
+        table.add_row(offer.name, state_of(engine), format_bytes(offer.need.total), stays)
+    console.print(table)
+    first = models.states()[0][1]
+    has_template = first.tokenizer.has_chat_template
+    console.print(
+        curl(url, first.name, chat=has_template, with_key=with_key, tls=tls),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print("Ctrl-C stops it.", style="dim")

@@ -1,0 +1,7 @@
+"""Models that one address serves, by the names that requests give."""
+
+from ferrule.serve.models.names import Aliases, names_of
+from ferrule.serve.models.one import OneModel
+from ferrule.serve.models.protocol import Models
+
+__all__ = ["Aliases", "Models", "OneModel", "names_of"]

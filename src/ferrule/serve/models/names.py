@@ -1,0 +1,52 @@
+"""Names of models: their own, those without the owner, and aliases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ferrule.engine import Engine
+from ferrule.errors import ConfigError
+from ferrule.serve.answer.adapters import AdapterEngine
+
+
+def names_of(engine: Engine) -> tuple[str, ...]:
+    """Names that the model may be called by: its name, and that without the owner (``llama`` for ``meta/llama``); of
+    one with an adapter (``meta/llama:poet``) the adapter's, too."""
+    own = (engine.adapter,) if isinstance(engine, AdapterEngine) else ()
+    return tuple(dict.fromkeys((engine.name, engine.name.rstrip("/").rpartition("/")[2], *own)))
+
+
+class Aliases:
+    """Further names of models, in which ``*`` stands for any text: the first that matches counts."""
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self.names = dict(names or {})
+        self._patterns = [
+            (re.compile(".*".join(re.escape(part) for part in alias.split("*")), re.DOTALL), name)
+            for alias, name in self.names.items()
+        ]
+
+    @classmethod
+    def parse(cls, given: Iterable[str]) -> Aliases:
+        """Of texts ``ALIAS=NAME``. Raises `ConfigError`."""
+        found: dict[str, str] = {}
+        for text in given:
+            alias, _, name = text.partition("=")
+            if not alias or not name:
+                raise ConfigError(f"--alias {text!r} is not of the form ALIAS=NAME, such as 'claude-*=qwen3-8b'")
+            if found.setdefault(alias, name) != name:
+                raise ConfigError(f"the alias {alias!r} is given twice, for {found[alias]!r} and {name!r}")
+        return cls(found)
+
+    def meant(self, name: str) -> str | None:
+        """Name of the model that is also called ``name``; None where none is."""
+        return next((own for pattern, own in self._patterns if pattern.fullmatch(name)), None)
+
+    def check(self, served: Sequence[Engine]) -> None:
+        """Raise `ConfigError` for an alias of a model that is not among those ``served``."""
+        known = {name for engine in served for name in names_of(engine)}
+        for alias, name in self.names.items():
+            if name not in known:
+                all_names = ", ".join(repr(engine.name) for engine in served)
+                raise ConfigError(f"the alias {alias!r} is of {name!r}, which is not served here; served: {all_names}")

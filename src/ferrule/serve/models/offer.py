@@ -1,0 +1,92 @@
+"""Models that an address offers, whether they are in memory or not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ferrule.engine import Engine, Health, RankInfo, SamplingParams, Token
+from ferrule.engine.types import Tokenizer
+from ferrule.errors import EngineError
+from ferrule.model import Embedding, ModelSpec, PoolingMode
+from ferrule.plan import Plan
+from ferrule.serve.tools.families import AUTO
+
+if TYPE_CHECKING:
+    from ferrule.engine import Vector
+
+
+class Need(NamedTuple):
+    """Bytes that a model takes when it is loaded. ``cache``: those of ``total`` that it does not take before requests
+    come. ``on_host``: whether that is the memory of processors."""
+
+    total: int
+    cache: int = 0
+    on_host: bool = True
+
+
+@dataclass
+class Unloaded:
+    """`ferrule.engine.Engine` of a model that is not in memory: what its files say of it, without the weights.
+    ``state``: ``unloaded``, ``loading``, or ``failed`` to load, with an ``error``."""
+
+    name: str
+    created: int
+    spec: ModelSpec
+    plan: Plan
+    tokenizer: Tokenizer
+    default_sampling: SamplingParams
+    max_context: int
+    adapters: tuple[str, ...] = ()
+    embedding: Embedding = field(default_factory=Embedding)
+    state: str = "unloaded"
+    error: str | None = None
+    ranks: tuple[RankInfo, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.vocab_size = self.spec.vocab_size
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
+        raise EngineError(f"{self.name} is not loaded")
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+        raise EngineError(f"{self.name} is not loaded")
+
+    def health(self) -> Health:
+        if self.state == "failed":
+            return Health("failed", self.error)
+        return Health("loading" if self.state == "loading" else "closed")
+
+    async def close(self) -> None:
+        """There is nothing to be stopped."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A model that an address serves, and how. ``load`` raises `FerruleError`. ``pin``: never unloaded.
+    ``ttl``: seconds without a request after which it is unloaded; None: only where others need its memory.
+    ``preload``: at the start, as the first one always is. ``tool_parser``: as `dialect` takes it."""
+
+    unloaded: Unloaded
+    load: Callable[[], Awaitable[Engine]]
+    need: Need
+    pin: bool = False
+    ttl: float | None = None
+    preload: bool = False
+    tool_parser: str = AUTO
+
+    @property
+    def name(self) -> str:
+        return self.unloaded.name
+
+
+def is_loaded(engine: Engine) -> bool:
+    """Whether the model is in memory."""
+    return not isinstance(getattr(engine, "base", engine), Unloaded)
+
+
+def state_of(engine: Engine) -> str:
+    """State of a model for people and programs, also of an `Unloaded` one."""
+    base = getattr(engine, "base", engine)  # of a model with an adapter
+    return base.state if isinstance(base, Unloaded) else engine.health().state
