@@ -140,8 +140,18 @@ def test_thinking_is_switched_and_may_be_hidden() -> None:
         for each in (hidden, message):
             assert plain(each) == ["", "so"]
             assert each.content[0].signature
+        assert engine.calls[0].params.constraint is not None, "so much reasoning at most"
         client.messages.create(**ASK, thinking={"type": "disabled"}, output_config={"effort": "xhigh"})
         assert prompt_of(engine).endswith("high<|assistant|>")
+
+
+def test_a_budget_that_cannot_be_put_on_a_model_is_a_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scripted("I think</think>so")
+    monkeypatch.setattr(engine.tokenizer, "to_json", lambda: None)
+    with client_of(engine) as client:
+        answer = client.messages.create(**ASK, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert plain(answer) == ["I think", "so"]
+    assert engine.calls[-1].params.constraint is None
 
 
 def test_an_answer_that_the_client_has_begun_goes_on() -> None:

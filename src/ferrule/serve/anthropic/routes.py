@@ -9,6 +9,7 @@ from dataclasses import replace
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from ferrule.errors import RequestError
 from ferrule.serve.answer.prepared import prepared
 from ferrule.serve.answer.prompt import encode
 from ferrule.serve.answer.sending import Answer
@@ -20,7 +21,8 @@ from ferrule.serve.anthropic.translate import chat_request
 from ferrule.serve.http.errors import OF_BODIES, ApiError, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
-from ferrule.serve.openai.chat import chat_text, prepare_chat
+from ferrule.serve.openai.chat import PreparedChat, chat_text, prepare_chat
+from ferrule.serve.openai.schemas import ChatRequest
 from ferrule.serve.tools.asked import asked
 
 
@@ -41,10 +43,20 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
 def answer_messages(service: Service, body: MessagesRequest) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
-    chat = prepare_chat(service, chat_request(body))
+    chat = _prepared(service, chat_request(body))
     shows = body.thinking is None or body.thinking.display != "omitted"
     form = MessagesForm(f"msg_{uuid.uuid4().hex}", service.engine.name, body.max_tokens, shows)
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
+
+
+def _prepared(service: Service, asked: ChatRequest) -> PreparedChat:
+    """A budget of reasoning is a target with Anthropic's, so a model on which none can be put reasons without."""
+    try:
+        return prepare_chat(service, asked)
+    except RequestError as error:
+        if error.param != "reasoning_budget" or error.code != "unsupported":
+            raise
+    return prepare_chat(service, asked.model_copy(update={"reasoning_budget": None}))
 
 
 def count(service: Service, body: CountRequest) -> int:

@@ -101,7 +101,7 @@ def _reasoning(body: CountRequest) -> dict[str, Any]:
     if thinking is not None:
         on = thinking.type != "disabled"
         fields["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
-        if thinking.budget_tokens is not None and "reasoning_budget" in ChatRequest.model_fields:
+        if thinking.budget_tokens is not None:
             fields["reasoning_budget"] = thinking.budget_tokens
     effort = body.output_config.effort if body.output_config is not None else None
     if effort is not None:
