@@ -85,7 +85,12 @@ def show_ready(
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
     console.print(Panel(Group(title, how, plan_table(plan, engine.ranks), *told), title="ferrule", expand=False))
-    # Outside of the panel and never wrapped, so that it can be pasted.
+    show_curl(console, url, engine, with_key=with_key, tls=tls)
+
+
+def show_curl(console: Console, url: str, engine: Engine, *, with_key: bool, tls: ServerTls | None) -> None:
+    """Print a command that asks ``engine`` at ``url`` something: outside of any panel and never wrapped, so that it can
+    be pasted."""
     has_template = engine.tokenizer.has_chat_template
     console.print(
         curl(url, engine.name, chat=has_template, with_key=with_key, tls=tls),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from socket import gethostname, socket
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ferrule.cli import complete
+from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -39,12 +40,10 @@ from ferrule.units import parse_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ferrule.cli.serving.placing import Placing
     from ferrule.engine import Engine, EngineOptions
     from ferrule.engine.host.local_ranks import LocalPlanner
-    from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
-    from ferrule.serve.http.request_log import RequestLog
-    from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
 
 DEFAULT_PORT = 8420
@@ -277,6 +276,7 @@ def serve(
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
+        front = Front(listener, host, api_key, keys, requests, tls, origins)
         if several:
             run_several(
                 console,
@@ -287,13 +287,7 @@ def serve(
                 graphs=graphs,
                 standby=standby,
                 encrypt=encrypt,
-                listener=listener,
-                host=host,
-                api_key=api_key,
-                keys=keys,
-                requests=requests,
-                tls=tls,
-                origins=origins,
+                front=front,
             )
             return
         options = EngineOptions(
@@ -318,63 +312,36 @@ def serve(
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
-        _run(
-            console, options, planner, place.plan, place.machine, listener, host, api_key, keys, requests, tls, origins,
-            tool_parser, aliases,
-        )  # fmt: skip
+        _run(console, options, planner, place, front, tool_parser, aliases)
 
 
 def _run(
     console: Console,
     options: EngineOptions,
     planner: LocalPlanner,
-    choose_plan: PlanChoice | None,
-    machine: ThisMachine | None,
-    listener: socket,
-    host: str,
-    api_key: str | None,
-    keys: Path,
-    requests: RequestLog | None,
-    tls: ServerTls | None,
-    origins: tuple[str, ...],
+    place: Placing,
+    front: Front,
     tool_parser: str,
     aliases: Aliases,
 ) -> None:
     """Until it is stopped."""
-    import asyncio
-
     from ferrule.cli.display import Loading, show_ready
     from ferrule.engine import start
     from ferrule.engine.host.speed import speed_of
-    from ferrule.serve.server import serve as run_server
 
     speed: Speed | None = None
 
     async def load() -> Engine:
         nonlocal speed
         with Loading(console) as loading:
-            engine = await start(options, loading, planner=planner.about, choose_plan=choose_plan)
-            speed = await speed_of(engine, None if machine is None else machine.device)
+            engine = await start(options, loading, planner=planner.about, choose_plan=place.plan)
+            speed = await speed_of(engine, None if place.machine is None else place.machine.device)
             return engine
 
     def ready(engine: Engine) -> None:
-        port, keyed = listener.getsockname()[1], api_key is not None or read_keys(keys) is not None
-        show_ready(console, engine, host, port, with_key=keyed, tls=tls, speed=speed)
+        show_ready(console, engine, front.host, front.port, with_key=front.keyed, tls=front.tls, speed=speed)
 
-    asyncio.run(
-        run_server(
-            load,
-            listener,
-            api_key=api_key,
-            keys=keys,
-            requests=requests,
-            tls=tls,
-            origins=origins,
-            tool_parser=tool_parser,
-            aliases=aliases,
-            on_ready=ready,
-        )
-    )
+    front.run(load, ready, tool_parser=tool_parser, aliases=aliases)
 
 
 def choose(model: str | None, *, demo: bool) -> str:

@@ -6,21 +6,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from ferrule.cli.serving.model import DEMO, DEMO_RANKS
 from ferrule.cli.serving.models_file import Wanted, read_models
 from ferrule.errors import ConfigError
-from ferrule.serve.keys.record import read_keys
 from ferrule.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ferrule.cli.serving.front import Front
     from ferrule.engine import Engine, EngineOptions
     from ferrule.engine.host.prepare import PreparedModel
-    from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
     from ferrule.serve.models.many import ManyModels
@@ -64,21 +62,12 @@ def run_several(
     graphs: bool,
     standby: bool,
     encrypt: bool | None,
-    listener: socket,
-    host: str,
-    api_key: str | None,
-    keys: Path,
-    requests: RequestLog | None,
-    tls: ServerTls | None,
-    origins: tuple[str, ...],
+    front: Front,
 ) -> None:
     """Until it is stopped. ``limit``: bytes of memory for all."""
-    import asyncio
-
     from ferrule.serve.models import Aliases
     from ferrule.serve.models.many import ManyModels
     from ferrule.serve.models.memory import Memory
-    from ferrule.serve.server import serve as run_server
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
 
@@ -103,21 +92,9 @@ def run_several(
         return models
 
     def ready(models: ManyModels) -> None:
-        keyed = api_key is not None or read_keys(keys) is not None
-        show_several(console, models, host, listener.getsockname()[1], with_key=keyed, tls=tls)
+        show_several(console, models, front.host, front.port, with_key=front.keyed, tls=front.tls)
 
-    asyncio.run(
-        run_server(
-            load,
-            listener,
-            api_key=api_key,
-            keys=keys,
-            requests=requests,
-            tls=tls,
-            origins=origins,
-            on_ready=ready,
-        )
-    )
+    front.run(load, ready)
 
 
 async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) -> Offer:
@@ -193,7 +170,7 @@ def show_several(
     console: Console, models: ManyModels, host: str, port: int, *, with_key: bool, tls: ServerTls | None
 ) -> None:
     """Print where the models are served, what they need, and a command to try it, to be pasted."""
-    from ferrule.cli.display import base_url, curl
+    from ferrule.cli.display import base_url, show_curl
     from ferrule.cli.output import new_table
     from ferrule.serve.models.offer import state_of
 
@@ -204,12 +181,4 @@ def show_several(
         stays = "pinned" if offer.pin else "" if offer.ttl is None else f"unloaded after {offer.ttl:g} s"
         table.add_row(offer.name, state_of(engine), format_bytes(offer.need.total), stays)
     console.print(table)
-    first = models.states()[0][1]
-    has_template = first.tokenizer.has_chat_template
-    console.print(
-        curl(url, first.name, chat=has_template, with_key=with_key, tls=tls),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print("Ctrl-C stops it.", style="dim")
+    show_curl(console, url, models.states()[0][1], with_key=with_key, tls=tls)

@@ -15,7 +15,7 @@ from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models.offer import is_loaded
-from ferrule.serve.ollama.describe import can_call, can_think
+from ferrule.serve.ollama.describe import can_call
 from ferrule.serve.ollama.form import ChatForm, GenerateForm, Watch
 from ferrule.serve.ollama.objects import ChatLine, GenerateLine, Message
 from ferrule.serve.ollama.schemas import ChatRequest, GenerateRequest, GenerationRequest, Options
@@ -162,8 +162,8 @@ def thinking_fields(service: Service, body: GenerationRequest) -> dict[str, Any]
     if body.think is None:
         return {}
     if body.think is False:
-        return {"reasoning_effort": "none"} if can_think(service.dialect) else {}
-    if not can_think(service.dialect):
+        return {"reasoning_effort": "none"} if service.dialect.reasons else {}
+    if not service.dialect.reasons:
         raise RequestError(f"{body.model} does not support thinking", param="think", code="unsupported")
     told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}
     return told if body.think is True else {**told, "reasoning_effort": body.think}

@@ -14,7 +14,6 @@ from ferrule.model import ModelSpec
 from ferrule.serve.answer.service import Service
 from ferrule.serve.ollama.names import tagged
 from ferrule.serve.ollama.objects import Details, Listed, Shown, moment
-from ferrule.serve.tools.families import HARMONY, Dialect
 
 VERSION: Final = "0.18.0"
 """The version of Ollama whose API this is. Clients ask for one before they use what came with it (tool calls, 0.3;
@@ -28,10 +27,6 @@ GGUF: Final = "GGUF "
 _LABELS: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
-def can_think(dialect: Dialect) -> bool:
-    return bool(dialect.think) or dialect.family == HARMONY
-
-
 def can_call(service: Service) -> bool:
     return service.dialect.family is not None and "tools" in service.engine.tokenizer.template_names
 
@@ -41,7 +36,7 @@ def capabilities(service: Service) -> list[str]:
     told = {
         "completion": not service.engine.embedding.only,
         "tools": can_call(service),
-        "thinking": can_think(service.dialect),
+        "thinking": service.dialect.reasons,
         "embedding": service.engine.embedding.refusal is None,
     }
     return [name for name, has in told.items() if has]

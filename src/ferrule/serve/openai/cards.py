@@ -50,7 +50,7 @@ def capabilities(engine: Engine, speaks: Dialect) -> list[str]:
         "completion": not engine.embedding.only,
         "chat": tokenizer.has_chat_template and not engine.embedding.only,
         "tools": "tools" in tokenizer.template_names and speaks.family is not None,
-        "reasoning": bool(speaks.think) or speaks.family == "harmony",
+        "reasoning": speaks.reasons,
         "structured_output": tokenizer.to_json() is not None,
         "embeddings": engine.embedding.refusal is None,
     }

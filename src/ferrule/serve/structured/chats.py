@@ -12,7 +12,7 @@ from ferrule.errors import RequestError
 from ferrule.serve.openai.schemas import ChatRequest, unsupported
 from ferrule.serve.structured.grammars import Grammars, asked_constraint
 from ferrule.serve.tools.asked import Asked
-from ferrule.serve.tools.families import HARMONY, Dialect
+from ferrule.serve.tools.families import Dialect
 from ferrule.serve.tools.grammar.answer import NO_BUDGET, Sought, constraint_of
 from ferrule.serve.tools.grammar.lark import Lark
 from ferrule.serve.tools.grammar.values import UnconstrainableError
@@ -38,7 +38,7 @@ def constrained_chat(
             "tools", "this model's format of calls has no grammar; leave them out, or the response format"
         )
     sure = tools and dialect.family is not None and (forced or bool(wanted.strict) or asked is not None)
-    bounded = wanted.budget is not None and (bool(dialect.think) or dialect.family == HARMONY)
+    bounded = wanted.budget is not None and dialect.reasons
     if asked is None and not sure and not bounded:
         return Constrained()
     field = asked[0] if asked else "tool_choice" if forced else "tools" if sure else "reasoning_budget"

@@ -71,6 +71,11 @@ class Dialect:
         return self.family is not None or (self.declared is not None and self.declared.calls)
 
     @property
+    def reasons(self) -> bool:
+        """Whether reasoning can be told from the rest."""
+        return bool(self.think) or self.family == HARMONY
+
+    @property
     def special(self) -> frozenset[str]:
         """Special tokens that the reader must see."""
         seen = {each for pair in self.think for each in pair}
