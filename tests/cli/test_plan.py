@@ -294,25 +294,25 @@ def test_serve_plans_over_the_devices_that_are_allowed(monkeypatch: pytest.Monke
         assert done.exit_code == 0, done.output
         return seen.pop(), done.output
 
-    (_, _, planner, choose, *_), told = serve("--device", "cuda")
-    assert choose is None
+    (_, _, planner, place, *_), told = serve("--device", "cuda")
+    assert place.plan is None
     assert "Measuring this machine" in told
     assert planner._choice.plan(model).devices == ("cuda:0",)
     split = ("--device", "cuda", "--tp", "2")
-    (_, _, planner, choose, *_), told = serve(*split)
-    assert (planner._choice, choose) == (None, None), "nothing is measured for a split that is given"
+    (_, _, planner, place, *_), told = serve(*split)
+    assert (planner._choice, place.plan) == (None, None), "nothing is measured for a split that is given"
     assert "Measuring" not in told
     known[0] = cards[0]
-    (console, _, planner, choose, *_), _ = serve(*split)
+    (console, _, planner, place, *_), _ = serve(*split)
     assert planner._choice is None
     with console.capture() as capture:
-        assert choose(model).tensor == 2
+        assert place.plan(model).tensor == 2
     assert "The split is as you asked, but cuda:" in capture.get()
 
     def absent(unit: str, **_: Any) -> None:
         raise PlanError("torch finds no device 'xpu' here, only cpu")
 
     monkeypatch.setattr("ferrule.plan.cluster.devices_here", absent)
-    (_, _, planner, choose, *_), told = serve("--device", "xpu")
-    assert (planner._choice, choose) == (None, None)
+    (_, _, planner, place, *_), told = serve("--device", "xpu")
+    assert (planner._choice, place.plan) == (None, None)
     assert "Not planned: torch finds no device 'xpu' here, only cpu" in told
