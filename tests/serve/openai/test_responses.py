@@ -148,6 +148,29 @@ def test_the_clients_own_stream_and_parse_work(serving: Serving) -> None:
         assert shape(stream.get_final_response()) == TURN
 
 
+def test_arguments_are_streamed_where_they_are_certain(serving: Serving) -> None:
+    """By a grammar. Of an answer that is cut within them the call is incomplete, and not part of what follows."""
+    engine = calling()
+    client = serving(engine)
+    fields: Any = {"model": MODEL, "input": "Weather?", "tools": [WEATHER], "tool_choice": "required"}
+    with client.responses.stream(**fields) as stream:
+        events: list[Any] = list(stream)
+        last = stream.get_final_response()
+    assert shape(last) == TURN
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert len(deltas) > 20
+    for item, given in zip(done, (FIRST, SECOND), strict=True):
+        told = "".join(event.delta for event in deltas if event.item_id == item.item_id)
+        assert told == item.arguments
+        assert json.loads(told) == given
+    cut = streamed(client, **{**fields, "max_output_tokens": 90})[-1].response
+    assert (cut.status, cut.output[-1].type, cut.output[-1].status) == ("incomplete", "function_call", "incomplete")
+    assert json.dumps(FIRST, ensure_ascii=False).startswith(cut.output[-1].arguments)
+    client.responses.create(model=MODEL, previous_response_id=cut.id, input="And?")
+    assert prompt_of(engine).endswith("<|assistant|>I look.Grüße?<|end|><|user|>And?<|end|><|assistant|>")
+
+
 def test_an_answer_that_is_cut_is_incomplete_and_its_log_probabilities_come(serving: Serving) -> None:
     client = serving(FakeEngine())
     fields = {"input": "?", "max_output_tokens": 3, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}

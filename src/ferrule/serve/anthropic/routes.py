@@ -43,20 +43,20 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
 def answer_messages(service: Service, body: MessagesRequest) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
-    chat = _prepared(service, chat_request(body))
+    chat = _prepared(service, chat_request(body), pieces=bool(body.stream))
     shows = body.thinking is None or body.thinking.display != "omitted"
     form = MessagesForm(f"msg_{uuid.uuid4().hex}", service.engine.name, body.max_tokens, shows)
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-def _prepared(service: Service, asked: ChatRequest) -> PreparedChat:
+def _prepared(service: Service, asked: ChatRequest, *, pieces: bool) -> PreparedChat:
     """A budget of reasoning is a target with Anthropic's, so a model on which none can be put reasons without."""
     try:
-        return prepare_chat(service, asked)
+        return prepare_chat(service, asked, pieces=pieces)
     except RequestError as error:
         if error.param != "reasoning_budget" or error.code != "unsupported":
             raise
-    return prepare_chat(service, asked.model_copy(update={"reasoning_budget": None}))
+    return prepare_chat(service, asked.model_copy(update={"reasoning_budget": None}), pieces=pieces)
 
 
 def count(service: Service, body: CountRequest) -> int:

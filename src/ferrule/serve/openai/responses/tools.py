@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from ferrule.errors import RequestError
 from ferrule.serve.openai.schemas import unsupported
 
@@ -164,7 +166,23 @@ def _wrong(why: str) -> RequestError:
 
 def free_text(arguments: str) -> str:
     """The text of a call of a custom tool, whose ``arguments`` the model wrote as `FREE_TEXT` says, or else."""
+    if call_status(arguments) == "incomplete":
+        return begun_text(arguments)
     given = json.loads(arguments)
     if isinstance(given, dict) and isinstance(given.get("input"), str) and len(given) == 1:
         return str(given["input"])
     return arguments
+
+
+def begun_text(arguments: str) -> str:
+    """The same of ``arguments`` that are still being written, under a grammar which leaves no other form."""
+    return str(from_json(arguments, allow_partial="trailing-strings").get("input", ""))
+
+
+def call_status(arguments: str) -> str:
+    """Whether ``arguments`` are all of an object: one whose answer was cut within them is no call yet."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return "incomplete"
+    return "completed"
