@@ -100,7 +100,7 @@ def _prepare(service: Service, body: ResponsesRequest, items: Sequence[Item], to
     def chat_of(some: Sequence[Item]) -> PreparedChat:
         try:
             chat = ChatRequest.model_validate(_chat(body, some, tools))
-            return prepare_chat(service, chat, pieces=bool(body.stream))
+            return prepare_chat(service, chat, pieces=bool(body.stream), texts=tools.texts)
         except ValidationError as error:
             raise validation_error(error.errors()) from None
         except RequestError as error:

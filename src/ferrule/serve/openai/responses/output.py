@@ -120,11 +120,11 @@ class Output:
             self._begin(item)
         if call.arguments:
             self._text.append(call.arguments)
-        if isinstance(self._open, FunctionCallItem) and call.arguments:
-            told = Event("", delta=call.arguments)
-            self._tell_of("response.function_call_arguments.delta", self._open, told)
-        elif isinstance(self._open, CustomCallItem) and isinstance(call, CallPiece):
-            self._say_input(self._open, begun_text("".join(self._text)))
+            if isinstance(self._open, FunctionCallItem):
+                told = Event("", delta=call.arguments)
+                self._tell_of("response.function_call_arguments.delta", self._open, told)
+            elif isinstance(self._open, CustomCallItem) and isinstance(call, CallPiece):
+                self._say_input(self._open, begun_text("".join(self._text)))
         if not isinstance(call, CallPiece):
             self.close()
 
