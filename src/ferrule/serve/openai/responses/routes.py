@@ -27,8 +27,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
     responses = Responses()
 
     def owner() -> str:
-        """Each key's responses are its own; without keys there is one owner."""
-        return current_exchange().caller.name or ""
+        """Each key's responses are its own, also where another key has had its name; without keys there is one owner."""
+        return current_exchange().caller.identity
 
     async def read(body: ResponsesRequest, request: Request, *, count: bool) -> Response:
         service = await (models.known(body.model) if count else models.service(body.model))
