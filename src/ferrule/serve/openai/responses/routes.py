@@ -27,7 +27,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
     responses = Responses()
 
     def owner() -> str:
-        """Each key's responses are its own, also where another key has had its name; without keys there is one owner."""
+        """Each key's responses are its own, whoever has its name later; without keys there is one owner."""
         return current_exchange().caller.identity
 
     async def read(body: ResponsesRequest, request: Request, *, count: bool) -> Response:
