@@ -202,6 +202,7 @@ def test_texts_follow_their_grammars(said: Said, name: str) -> None:
         ("start: A\nA: /a.*/ & B\nB: /[^b]/", "A of a grammar has '&'"),
         ("start: a\na[lazy]: /x.*/ B\nB: /y/", "lazy"),
         ("start: /a)/", "not opened"),
+        ('start: /a " # b/x', "spaces and comments"),
         ("start: /(a/", "no end"),
         ("start: /a**/", "repeats nothing"),
         ("start: /[a-z&&[^b]]/", "sets of sets"),

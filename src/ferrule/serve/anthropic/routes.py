@@ -30,8 +30,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
     @app.post(PATH, responses=described(*OF_BODIES, ok=MessageBody, stream=MessagesForm.media_type))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service = await _served(models.service, body.model)
-        asked = body.output_format or (body.output_config and body.output_config.format)
-        slow = asked is not None or bool(body.tools)  # strict or forced, they have a grammar
+        form = body.output_format or (body.output_config and body.output_config.format)
+        slow = form is not None or bool(body.tools)  # strict or forced, they have a grammar
         return await prepared(service, request, lambda: answer_messages(service, body), slow=slow)
 
     @app.post(f"{PATH}/count_tokens", responses=described(*OF_BODIES, ok=CountBody))

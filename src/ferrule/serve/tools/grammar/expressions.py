@@ -46,6 +46,8 @@ def parsed(body: str, flags: str) -> Node:
     node, rest = _alternatives(units, _flags(flags, ""))
     if rest:
         raise ValueError(f"/{body}/: a group is closed that was not opened")
+    if "x" in flags and not node.plain:
+        raise ValueError(f"/{body}/x: its spaces and comments are not possible beside escaped characters")
     return node
 
 

@@ -37,7 +37,7 @@ _TOKEN: Final = re.compile(
     r"|(?P<other>%(?:json|regex|lark|ignore)\b|<[^<>\s]+>|@[\w-]+|~(?!\s*[0-9]))"
     r"|(?P<define>(?:(?<=\n)|(?<![\s\S]))[ \t]*[!?]*[A-Za-z_][\w-]*[ \t]*(?P<limits>\[[^\]]*\])?[ \t]*:)"
     rf"|(?P<name>\b{_NAME}\b)"
-    r"|(?P<rest>%?\w+|[^\w\"/%<@~#\n]+|.)",
+    r"|(?P<rest>%?[\w-]+|[^\w\"/%<@~#\n]+|.)",
     re.DOTALL,
 )
 
