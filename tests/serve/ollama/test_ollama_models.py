@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, byte_level, demo_spec
 from running import running
 
 from ferrule.engine import RankInfo
+from ferrule.model import Embedding
 from ferrule.serve.answer.service import Service
 from ferrule.serve.ollama.describe import details, shown
 from ferrule.serve.ollama.names import means, plain, tagged
@@ -82,6 +83,8 @@ def test_capabilities_and_details() -> None:
     engine = FakeEngine(tokenizer=byte_level(template))
     told = [shown(Service(engine, dialect(template, parser))).capabilities for parser in ("auto", "none")]
     assert told == [["completion", "tools", "thinking", "embedding"], ["completion", "thinking", "embedding"]]
+    encoder = replace(engine, embedding=Embedding(only=True))
+    assert shown(Service(encoder, dialect(template))).capabilities == ["embedding"]
     stored = details(replace(demo_spec(), stored="GGUF Q4_K, Q6_K"))
     assert (stored.format, stored.quantization_level) == ("gguf", "Q4_K, Q6_K")
 

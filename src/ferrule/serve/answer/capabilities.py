@@ -14,18 +14,21 @@ def can_call(engine: Engine, speaks: Dialect) -> bool:
     return speaks.calls and "tools" in engine.tokenizer.template_names
 
 
+EMBEDDINGS: Final = "embeddings"
 CAPABILITIES: Final[Mapping[str, Callable[[Engine, Dialect], bool]]] = {
-    "completion": lambda engine, _: not engine.embedding.only,
-    "chat": lambda engine, _: engine.tokenizer.has_chat_template and not engine.embedding.only,
+    "completion": lambda *_: True,
+    "chat": lambda engine, _: engine.tokenizer.has_chat_template,
     "tools": can_call,
     "reasoning": lambda _, speaks: speaks.reasons,
     "structured_output": lambda engine, _: engine.tokenizer.to_json() is not None,
-    "embeddings": lambda engine, _: engine.embedding.refusal is None,
+    EMBEDDINGS: lambda engine, _: engine.embedding.refusal is None,
 }
-"""By the names of OpenAI's list. The tokenizer is written out for that of grammars, which takes long."""
+"""By the names of OpenAI's list, of a model that answers; one that only makes vectors has no other than these. The
+tokenizer is written out for that of grammars, which takes long."""
 
 
 def capabilities(engine: Engine, speaks: Dialect, among: Iterable[str] = CAPABILITIES) -> list[str]:
     """Those of `CAPABILITIES` that ``engine``'s model has, whose dialect is ``speaks``. ``among``: those that are
     looked at."""
-    return [name for name in among if CAPABILITIES[name](engine, speaks)]
+    can = (EMBEDDINGS,) if engine.embedding.only else CAPABILITIES
+    return [name for name in among if name in can and CAPABILITIES[name](engine, speaks)]
