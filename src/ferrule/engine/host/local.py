@@ -24,6 +24,8 @@ from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO, called
 from ferrule.engine.types import (
     Health,
+    ImageInput,
+    ImagePrompt,
     ProgressCallback,
     RankInfo,
     SamplingParams,
@@ -49,6 +51,8 @@ INTERRUPTED_SECONDS = 300.0
 
 VECTORS_ONLY = "this model has no output layer: it makes vectors (/v1/embeddings), and cannot answer"
 
+TEXT_ONLY = "this model takes text only, no images"
+
 DEMO_NAME = "ferrule-demo"
 
 
@@ -70,6 +74,7 @@ class LocalEngine:
         self.tokenizer = model.tokenizer
         self.embedding = model.embedding
         self.default_sampling = model.default_sampling
+        self.image_marker: str | None = None
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
@@ -105,9 +110,17 @@ class LocalEngine:
         finally:
             self._on_progress = None
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
+    async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
+        """See `ferrule.engine.types.Engine.read_images`."""
+        raise RequestError(TEXT_ONLY, code="unsupported")
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+    ) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
+        if images and self.image_marker is None:
+            raise RequestError(TEXT_ONLY, code="unsupported")
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
         if params.adapter is not None and params.adapter not in self.adapters:
@@ -116,7 +129,7 @@ class LocalEngine:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
-        with self._opened(self._requests.add(prompt, params)) as stream:
+        with self._opened(self._requests.add(prompt, params, images=images)) as stream:
             finished = False
             while not finished:
                 token = _taken(await stream.get(), Token)
@@ -270,7 +283,8 @@ class LocalEngine:
             if request.params.constraint is not None and not self._taught:
                 self._supervisor.send(Learn(self.tokenizer.to_json() or ""))
                 self._taught = True
-            self._supervisor.send(request.message())
+            for message in request.messages():
+                self._supervisor.send(message)
             self._requests.sent(request)
             self._stop_timer(request)
 
