@@ -124,6 +124,7 @@ class Call:
     params: SamplingParams
     made: int = 0
     ended: str | None = None
+    images: tuple[ImageInput, ...] = ()
 
 
 def tensor_plan(ranks: int = 2) -> Plan:
@@ -181,7 +182,7 @@ class FakeEngine:
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
     ) -> AsyncIterator[Token]:
-        call = Call(tuple(prompt), params)
+        call = Call(tuple(prompt), params, images=tuple(images))
         self.calls.append(call)
         if self.away is not None:
             raise self.away

@@ -197,7 +197,8 @@ class ChatMessage(TypedDict):
     """Message of one side of a conversation, as chat templates take it."""
 
     role: str
-    content: str
+    content: str | list[dict[str, Any]]
+    """A list of parts, ``{"type": "text", "text": …}`` and ``{"type": "image"}``, only where there are images."""
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, Any]]]
     """As OpenAI writes them, but with the arguments as an object."""

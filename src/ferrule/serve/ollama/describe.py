@@ -36,6 +36,7 @@ def capabilities(service: Service) -> list[str]:
     told = {
         "completion": not service.engine.embedding.only,
         "tools": can_call(service),
+        "vision": service.engine.image_marker is not None and not service.engine.embedding.only,
         "thinking": service.dialect.reasons,
         "embedding": service.engine.embedding.refusal is None,
     }

@@ -52,6 +52,7 @@ def capabilities(engine: Engine, speaks: Dialect) -> list[str]:
         "tools": "tools" in tokenizer.template_names and speaks.family is not None,
         "reasoning": speaks.reasons,
         "structured_output": tokenizer.to_json() is not None,
+        "vision": engine.image_marker is not None and not engine.embedding.only,
         "embeddings": engine.embedding.refusal is None,
     }
     return [name for name, can in able.items() if can]
