@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -43,15 +44,26 @@ def seeing_tokenizer(template: str = PARTS) -> TinyTokenizer:
 
 @dataclass
 class SeeingEngine(FakeEngine):
-    """Each image covers `TOKENS` tokens. ``seen``: the files of each request."""
+    """Each image covers `TOKENS` tokens. ``seen``: the files of each request. ``look``: what reading waits for;
+    ``begun``: how often that was; ``left``: how often it was given up."""
 
     text: str = TEXT
     max_context: int = 4096
     tokenizer: TinyTokenizer = field(default_factory=seeing_tokenizer)
     image_marker: str | None = MARK
     seen: list[list[bytes]] = field(default_factory=list)
+    look: asyncio.Event | None = None
+    begun: int = 0
+    left: int = 0
 
     async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
+        if self.look is not None:
+            self.begun += 1
+            try:
+                await self.look.wait()
+            except asyncio.CancelledError:
+                self.left += 1
+                raise
         if text.count(MARK) != len(images):
             raise RequestError(f"{len(images)} images, but {text.count(MARK)} marks", param="messages")
         for image in images:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import anthropic
@@ -10,11 +13,17 @@ import httpx
 import ollama
 import openai
 import pytest
-from fake_engine import TEXT
-from running import running
+from fake_engine import TEXT, demo_spec, tensor_plan
+from running import running, until
 from seeing import MODEL, PARTS, STRINGS, TOKENS, USERS, SeeingEngine, base64_of, data_url, picture, seeing_tokenizer
 
+from ferrule.engine import SamplingParams
+from ferrule.serve.answer.prepared import SMALL_BODY
+from ferrule.serve.app import create_app
 from ferrule.serve.images.picture import MOST_PICTURES
+from ferrule.serve.models.many import ManyModels
+from ferrule.serve.models.memory import Memory
+from ferrule.serve.models.offer import Need, Offer, Unloaded
 
 RED, BLUE = picture(), picture("JPEG", colour="blue")
 RED_URL, BLUE_URL = data_url(RED), data_url(BLUE, "image/jpeg")
@@ -183,6 +192,48 @@ def test_responses(client: openai.OpenAI, engine: SeeingEngine) -> None:
     with pytest.raises(openai.BadRequestError, match="--image-urls") as caught:
         client.responses.create(model=MODEL, input=[{"role": "user", "content": bad}], previous_response_id=first.id)
     assert caught.value.param == "input.0.content.0"
+
+
+def test_nobody_reads_for_a_client_that_has_left(client: openai.OpenAI, engine: SeeingEngine) -> None:
+    engine.look = asyncio.Event()
+    for at, size in enumerate((0, SMALL_BODY)):  # by the event loop, and beside it
+        body = {"model": MODEL, "messages": [shown(data_url(RED + bytes(size)))]}
+        connection = HTTPConnection("127.0.0.1", client.base_url.port or 0)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        until(lambda at=at: engine.begun == at + 1)
+        connection.close()
+        until(lambda at=at: engine.left == at + 1)
+    engine.look = None
+    client.chat.completions.create(model=MODEL, messages=[shown(RED_URL)], max_tokens=2)
+    assert len(engine.calls) == 1
+
+
+def test_images_are_counted_by_a_model_that_is_loaded_for_it() -> None:
+    async def count() -> None:
+        engine = SeeingEngine()
+
+        async def load() -> SeeingEngine:
+            return engine
+
+        tokenizer = engine.tokenizer
+        offers = [
+            Offer(
+                Unloaded(name, 7, demo_spec(), tensor_plan(), tokenizer, SamplingParams(), 4096, **more), load, Need(1)
+            )
+            for name, more in (("first", {}), (MODEL, {"image_marker": engine.image_marker}))
+        ]
+        models = ManyModels(offers, Memory(1 << 30))
+        app = create_app(models, api_key=None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+            for content, state in (("Hi", "unloaded"), (shown(RED_URL)["content"], "ready")):
+                body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+                answer = await client.post("/tokenize", json=body)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["count"] >= TOKENS
+                assert (await client.get(f"/v1/models/{MODEL}")).json()["state"] == state
+        await models.aclose()
+
+    asyncio.run(count())
 
 
 @pytest.mark.parametrize(
