@@ -89,7 +89,7 @@ class SeeingEngine(FakeEngine):
         return self.tokenizer.decode(call.prompt, skip_special_tokens=False).replace(MARK * TOKENS, "[]")
 
 
-def picture(kind: str = "PNG", size: tuple[int, int] = (5, 3), colour: str = "red") -> bytes:
+def image_file(kind: str = "PNG", size: tuple[int, int] = (5, 3), colour: str = "red") -> bytes:
     file = io.BytesIO()
     Image.new("RGB", size, colour).save(file, kind)
     return file.getvalue()

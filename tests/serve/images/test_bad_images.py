@@ -13,16 +13,16 @@ import openai
 import pytest
 from PIL import Image
 from running import running
-from seeing import MODEL, SeeingEngine, data_url, picture
+from seeing import MODEL, SeeingEngine, data_url, image_file
 
 from ferrule.errors import RequestError
 from ferrule.serve import app
 from ferrule.serve.answer.prompt import body_limit
-from ferrule.serve.images import picture as picture_module
+from ferrule.serve.images import shown
 from ferrule.serve.images.header import Header, header_of
-from ferrule.serve.images.picture import MOST_PICTURES, Picture, data_of
+from ferrule.serve.images.shown import MOST_IMAGES, ShownImage, data_of
 
-PNG = picture()
+PNG = image_file()
 BODY = body_limit(SeeingEngine().max_context)
 IMAGE_BYTES = 1 << 20
 """Of the server here."""
@@ -92,10 +92,10 @@ def test_what_only_the_model_finds(server: tuple[SeeingEngine, openai.OpenAI]) -
 
 def test_limits_of_a_request(server: tuple[SeeingEngine, openai.OpenAI]) -> None:
     engine, client = server
-    ask(client, *[data_url(PNG)] * MOST_PICTURES)
+    ask(client, *[data_url(PNG)] * MOST_IMAGES)
     with pytest.raises(openai.BadRequestError, match="a request may have 64") as caught:
-        ask(client, *[data_url(PNG)] * (MOST_PICTURES + 1))
-    assert caught.value.param == f"messages.0.content.{MOST_PICTURES + 1}"
+        ask(client, *[data_url(PNG)] * (MOST_IMAGES + 1))
+    assert caught.value.param == f"messages.0.content.{MOST_IMAGES + 1}"
     large = [data_url(bomb(8_000, 8_000 - at)) for at in range(3)]
     with pytest.raises(openai.BadRequestError, match="with those before it, it has more than 134,217,728 pixels"):
         ask(client, *large)
@@ -142,10 +142,10 @@ def saved() -> Callable[..., bytes]:
 
 
 def test_a_file_has_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_module, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(shown, "MOST_BYTES", 1 << 10)
     for more in (0, 1 << 10):
         with pytest.raises(RequestError, match=r"here: .* more than 1 KiB"):
-            data_of(Picture(data_url(PNG + bytes(more + 1000)), "here"))
+            data_of(ShownImage(data_url(PNG + bytes(more + 1000)), "here"))
 
 
 def test_a_jpeg_without_end_is_given_up() -> None:

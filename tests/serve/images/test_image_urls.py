@@ -14,7 +14,7 @@ import openai
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from running import served
-from seeing import MODEL, SeeingEngine, data_url, picture
+from seeing import MODEL, SeeingEngine, data_url, image_file
 
 from ferrule.errors import RequestError
 from ferrule.serve.app import create_app
@@ -23,9 +23,9 @@ from ferrule.serve.http.tls import ServerTls
 from ferrule.serve.images import fetch, take
 from ferrule.serve.images.addresses import is_of_others, is_public, own_networks
 from ferrule.serve.images.fetch import Fetcher
-from ferrule.serve.images.picture import Picture
+from ferrule.serve.images.shown import ShownImage
 
-PNG = picture()
+PNG = image_file()
 HOST = "pictures.example"
 
 
@@ -107,8 +107,8 @@ def test_images_are_fetched(site: Site, caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.INFO)
     site.asked.clear()
     site.resolved.clear()
-    site.ask("/a.png?key=secret", data_url(picture("GIF"), "image/gif"), "/a.png?key=secret")
-    assert site.engine.seen[-1] == [PNG, picture("GIF"), PNG]
+    site.ask("/a.png?key=secret", data_url(image_file("GIF"), "image/gif"), "/a.png?key=secret")
+    assert site.engine.seen[-1] == [PNG, image_file("GIF"), PNG]
     assert site.asked == [(f"{HOST}:{site.port}", "/a.png")]
     assert site.resolved == [HOST]
     site.ask(f"/to/https://other.example:{site.port}/to//b.png")
@@ -149,7 +149,7 @@ def test_images_that_cannot_be_had(site: Site, path: str, told: str) -> None:
 
 def test_an_image_has_so_many_seconds(site: Site) -> None:
     with pytest.raises(RequestError, match=r"it was not here within 0\.2 s, from https://pictures.example:"):
-        asyncio.run(site.fetcher(seconds=0.2).fetch(Picture(f"https://{HOST}:{site.port}/slow", "here")))
+        asyncio.run(site.fetcher(seconds=0.2).fetch(ShownImage(f"https://{HOST}:{site.port}/slow", "here")))
 
 
 def test_a_request_has_so_many_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_a_request_has_so_many_bytes(site: Site, monkeypatch: pytest.MonkeyPatch
 def test_this_machine_is_not_asked(url: str) -> None:
     """By the fetcher as it is served."""
     with pytest.raises(RequestError, match=r"is not in the public internet|there is no host"):
-        asyncio.run(Fetcher().fetch(Picture(url, "where")))
+        asyncio.run(Fetcher().fetch(ShownImage(url, "where")))
 
 
 def test_public_addresses() -> None:

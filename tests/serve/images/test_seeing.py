@@ -15,17 +15,17 @@ import openai
 import pytest
 from fake_engine import TEXT, demo_spec, tensor_plan
 from running import running, until
-from seeing import MODEL, PARTS, STRINGS, TOKENS, USERS, SeeingEngine, base64_of, data_url, picture, seeing_tokenizer
+from seeing import MODEL, PARTS, STRINGS, TOKENS, USERS, SeeingEngine, base64_of, data_url, image_file, seeing_tokenizer
 
 from ferrule.engine import SamplingParams
 from ferrule.serve.answer.prepared import SMALL_BODY
 from ferrule.serve.app import create_app
-from ferrule.serve.images.picture import MOST_PICTURES
+from ferrule.serve.images.shown import MOST_IMAGES
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.models.memory import Memory
 from ferrule.serve.models.offer import Need, Offer, Unloaded
 
-RED, BLUE = picture(), picture("JPEG", colour="blue")
+RED, BLUE = image_file(), image_file("JPEG", colour="blue")
 RED_URL, BLUE_URL = data_url(RED), data_url(BLUE, "image/jpeg")
 WEATHER: Any = {"name": "look", "description": "Looks", "input_schema": {"type": "object", "properties": {}}}
 
@@ -175,10 +175,10 @@ def test_responses(client: openai.OpenAI, engine: SeeingEngine) -> None:
     assert answer.usage is not None
     assert answer.usage.input_tokens == len(engine.calls[-1].prompt)
     assert client.responses.input_tokens.count(**fields).input_tokens == answer.usage.input_tokens
-    many: Any = [{"type": "input_image", "image_url": data_url(RED, "image/*")}] * MOST_PICTURES
+    many: Any = [{"type": "input_image", "image_url": data_url(RED, "image/*")}] * MOST_IMAGES
     fields["input"] = [{"role": "user", "content": many}]
     client.responses.create(**fields)  # the oldest turn is left out
-    assert engine.seen[-1] == [RED] * MOST_PICTURES
+    assert engine.seen[-1] == [RED] * MOST_IMAGES
     with pytest.raises(openai.BadRequestError, match="a request may have 64") as caught:
         client.responses.create(**{**fields, "truncation": "disabled"})
     assert caught.value.code == "too_many_images"

@@ -11,7 +11,7 @@ from fastapi import Request
 from ferrule.engine import ImagePrompt
 from ferrule.serve.answer.sending import shutting_down, while_wanted
 from ferrule.serve.answer.service import Service
-from ferrule.serve.images.picture import Picture
+from ferrule.serve.images.shown import ShownImage
 from ferrule.serve.images.take import Taken
 
 T = TypeVar("T")
@@ -34,15 +34,15 @@ class Reader:
         """The result of ``work``, which tokenizes."""
         return await self.service.reading.run(work) if self._beside else work()
 
-    async def see(self, text: str, shown: Sequence[Picture], *, special: bool = False) -> ImagePrompt:
-        """The prompt of ``text``, which shows pictures. ``special``: with the tokens that begin a text. Raises
-        `RequestError` for a picture that cannot be used, and what `prepared` raises."""
+    async def see(self, text: str, shown: Sequence[ShownImage], *, special: bool = False) -> ImagePrompt:
+        """The prompt of ``text``, which shows images. ``special``: with the tokens that begin a text. Raises
+        `RequestError` for a image that cannot be used, and what `prepared` raises."""
         seeing = self._see(text, shown, special)
         if self._beside:
             return await seeing
         return await while_wanted(self._request.receive, self.service.closing, seeing)
 
-    async def _see(self, text: str, shown: Sequence[Picture], special: bool) -> ImagePrompt:
+    async def _see(self, text: str, shown: Sequence[ShownImage], special: bool) -> ImagePrompt:
         fetches = self._fetcher is not None and not all(each.has_data for each in shown)
         async with self._fetcher.places if fetches else nullcontext():
             files = await self._taken.files(shown)

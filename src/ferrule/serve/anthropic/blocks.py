@@ -8,7 +8,7 @@ from typing import Any, Final
 from ferrule.errors import RequestError
 from ferrule.serve.anthropic.schemas import Block, CountRequest, Turn, blocks
 from ferrule.serve.images.layout import Content, parts_of, together
-from ferrule.serve.images.picture import Picture, picture
+from ferrule.serve.images.shown import ShownImage, shown_image
 from ferrule.serve.openai.schemas import unsupported
 
 BILLING: Final = "x-anthropic-billing-header:"
@@ -57,7 +57,7 @@ def _join(last: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _of_turn(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
-    parts, thoughts, calls = list[str | Picture](), list[str](), list[dict[str, Any]]()
+    parts, thoughts, calls = list[str | ShownImage](), list[str](), list[dict[str, Any]]()
     for at, block in enumerate(turn.content):
         place, kind = f"{where}.content.{at}", block["type"]
         if kind == "tool_result" and turn.role == "user":
@@ -116,20 +116,20 @@ def _texts(block: Block, place: str) -> list[str]:
     return [_text(each, at) for at, each in _content(block, place)]
 
 
-def _part(block: Block, place: str) -> str | Picture:
-    return _picture(block, place) if block["type"] == "image" else _text(block, place)
+def _part(block: Block, place: str) -> str | ShownImage:
+    return _image(block, place) if block["type"] == "image" else _text(block, place)
 
 
-def _picture(block: Block, place: str) -> Picture:
+def _image(block: Block, place: str) -> ShownImage:
     given = block.get("source")
     source: Block = given if isinstance(given, dict) else {}
     match source.get("type"):
         case "base64":
             data, kind = _string(source, "data", f"{place}.source"), _string(source, "media_type", f"{place}.source")
-            return Picture(f"data:{kind};base64,{data}", place)
+            return ShownImage(f"data:{kind};base64,{data}", place)
         case "url":
             try:
-                return picture(source.get("url"), place)
+                return shown_image(source.get("url"), place)
             except ValueError as error:
                 raise _wrong(f"{place}.source.url", str(error)) from None
         case kind:

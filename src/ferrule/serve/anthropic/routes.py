@@ -22,7 +22,6 @@ from ferrule.serve.http.errors import OF_BODIES, ApiError, described
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
 from ferrule.serve.openai.chat import PreparedChat, chat_tokens, prepare_chat
-from ferrule.serve.openai.schemas import ChatRequest
 
 
 def add_routes(app: FastAPI, models: Models) -> None:
@@ -42,26 +41,26 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
 async def answer_messages(reader: Reader, body: MessagesRequest) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
-    chat = await _prepared(reader, await reader.run(lambda: chat_request(body)))
+    chat = await _prepared(reader, body)
     shows = body.thinking is None or body.thinking.display != "omitted"
     form = MessagesForm(f"msg_{uuid.uuid4().hex}", reader.service.engine.name, body.max_tokens, shows)
     return Answer(reader.service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-async def _prepared(reader: Reader, asked: ChatRequest) -> PreparedChat:
+async def _prepared(reader: Reader, body: MessagesRequest) -> PreparedChat:
     """A budget of reasoning is a target with Anthropic's, so a model on which none can be put reasons without."""
     try:
-        return await prepare_chat(reader, asked)
+        return await prepare_chat(reader, lambda: chat_request(body))
     except RequestError as error:
         if error.param != "reasoning_budget" or error.code != "unsupported":
             raise
-    return await prepare_chat(reader, asked.model_copy(update={"reasoning_budget": None}))
+    return await prepare_chat(reader, lambda: chat_request(body).model_copy(update={"reasoning_budget": None}))
 
 
 async def count(reader: Reader, body: CountRequest) -> int:
     """Tokens of the prompt that `answer_messages` would make. Raises as it does, also where they are certainly more
     than the context holds."""
-    return len(await chat_tokens(reader, await reader.run(lambda: chat_request(body))))
+    return len(await chat_tokens(reader, lambda: chat_request(body)))
 
 
 async def _served(find: Callable[[str | None], Awaitable[Service]], name: str | None) -> Service:

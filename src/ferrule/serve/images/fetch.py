@@ -15,7 +15,7 @@ import httpx
 
 from ferrule.errors import RequestError
 from ferrule.serve.images.addresses import Address, is_of_others
-from ferrule.serve.images.picture import MOST_BYTES, Picture, check, refused
+from ferrule.serve.images.shown import MOST_BYTES, ShownImage, check, refused
 from ferrule.units import format_bytes
 
 SECONDS: Final = 20.0
@@ -61,7 +61,7 @@ class Fetcher:
     def _context(self) -> ssl.SSLContext:
         return self._given or httpx.create_ssl_context()
 
-    async def fetch(self, shown: Picture) -> bytes:
+    async def fetch(self, shown: ShownImage) -> bytes:
         """The file of ``shown``, checked. Raises `RequestError` where it cannot be had."""
         try:
             async with asyncio.timeout(self._seconds):
@@ -69,7 +69,7 @@ class Fetcher:
         except TimeoutError:
             raise refused(shown, f"it was not here within {self._seconds:g} s, from {_told(shown.url)}") from None
 
-    async def _follow(self, shown: Picture) -> bytes:
+    async def _follow(self, shown: ShownImage) -> bytes:
         url = shown.url
         transport = httpx.AsyncHTTPTransport(
             verify=self._context, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
@@ -92,7 +92,7 @@ class Fetcher:
                     raise refused(shown, f"{_told(url)} does not give it: {why}") from None
         raise refused(shown, f"{_told(shown.url)} leads to more than {REDIRECTS} further URLs")
 
-    async def _request(self, shown: Picture, url: str) -> httpx.Request:
+    async def _request(self, shown: ShownImage, url: str) -> httpx.Request:
         """Request for ``url`` to the address that was checked. Raises `RequestError` where none may be asked."""
         try:
             parsed = httpx.URL(url)
@@ -117,7 +117,7 @@ class Fetcher:
         )
 
 
-async def _read(shown: Picture, url: str, response: httpx.Response) -> bytes:
+async def _read(shown: ShownImage, url: str, response: httpx.Response) -> bytes:
     if response.status_code != 200:
         raise refused(shown, f"{_told(url)} answered with status {response.status_code}")
     data = bytearray()
@@ -137,7 +137,7 @@ def _told(url: str) -> str:
     return f"{scheme}{mark}{authority.rpartition('@')[2]}{slash}{path}"[:SHOWN]
 
 
-def disabled(shown: Picture) -> RequestError:
+def disabled(shown: ShownImage) -> RequestError:
     return RequestError(
         f"{shown.where}: images are not fetched here; send it as a data URL (data:image/png;base64,…), or start the "
         "server with --image-urls",

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from ferrule.engine import ChatMessage, Engine
 from ferrule.errors import RequestError
-from ferrule.serve.images.picture import Picture
+from ferrule.serve.images.shown import ShownImage
 
-Content = str | tuple[str | Picture, ...]
-"""Of a message: text, or with pictures in between."""
+Content = str | tuple[str | ShownImage, ...]
+"""Of a message: text, or with images in between."""
 _PROBE: Final = "Ferrule"
 
 
@@ -53,20 +53,20 @@ def _rendered(engine: Engine, content: str | list[dict[str, Any]]) -> str:
         return ""
 
 
-def together(parts: Iterable[str | Picture], between: str = "\n") -> Content:
-    """``parts`` with the texts that follow each other as one, of paragraphs; where there is no picture just that."""
-    made = list[str | Picture]()
+def together(parts: Iterable[str | ShownImage], between: str = "\n") -> Content:
+    """``parts`` with the texts that follow each other as one, of paragraphs; where there is no image just that."""
+    made = list[str | ShownImage]()
     for part in parts:
         if made and isinstance(part, str) and isinstance(made[-1], str):
             made[-1] = f"{made[-1]}{between}{part}"
         else:
             made.append(part)
-    if any(isinstance(each, Picture) for each in made):
+    if any(isinstance(each, ShownImage) for each in made):
         return tuple(made)
     return "".join(each for each in made if isinstance(each, str))
 
 
-def parts_of(content: Content) -> tuple[str | Picture, ...]:
+def parts_of(content: Content) -> tuple[str | ShownImage, ...]:
     """Without empty texts."""
     return tuple(filter(None, (content,) if isinstance(content, str) else content))
 
@@ -75,5 +75,5 @@ def text_in(content: Content) -> str:
     return content if isinstance(content, str) else "\n".join(each for each in content if isinstance(each, str))
 
 
-def pictures_in(content: Content) -> Sequence[Picture]:
-    return () if isinstance(content, str) else tuple(each for each in content if isinstance(each, Picture))
+def images_in(content: Content) -> Sequence[ShownImage]:
+    return () if isinstance(content, str) else tuple(each for each in content if isinstance(each, ShownImage))

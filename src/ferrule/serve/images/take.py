@@ -1,4 +1,4 @@
-"""Files of a request's pictures: decoded or fetched, each once, and within the limits of a request."""
+"""Files of a request's images: decoded or fetched, each once, and within the limits of a request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import partial
 from typing import Final
 
 from ferrule.serve.images.fetch import Fetcher, disabled
-from ferrule.serve.images.picture import (
+from ferrule.serve.images.shown import (
     MOST_BYTES_TOGETHER,
-    MOST_PICTURES,
+    MOST_IMAGES,
     MOST_PIXELS_TOGETHER,
-    Picture,
+    ShownImage,
     check,
     data_of,
     refused,
@@ -25,18 +25,18 @@ TOO_MANY: Final = "too_many_images"
 
 
 class Taken:
-    """Files of one request's pictures by their URLs. ``run``: decodes, beside the event loop where that takes long.
+    """Files of one request's images by their URLs. ``run``: decodes, beside the event loop where that takes long.
     ``fetcher``: None where none may be fetched."""
 
     def __init__(self, run: Run, fetcher: Fetcher | None) -> None:
         self._run, self._fetcher = run, fetcher
         self._files = dict[str, bytes]()
 
-    async def files(self, shown: Sequence[Picture]) -> list[bytes]:
+    async def files(self, shown: Sequence[ShownImage]) -> list[bytes]:
         """Those of the former call are not read again. Raises `RequestError` for one that cannot be used, and with the
         code `TOO_MANY` where they are too many or too large together."""
-        if len(shown) > MOST_PICTURES:
-            raise refused(shown[MOST_PICTURES], f"a request may have {MOST_PICTURES}", TOO_MANY)
+        if len(shown) > MOST_IMAGES:
+            raise refused(shown[MOST_IMAGES], f"a request may have {MOST_IMAGES}", TOO_MANY)
         former, self._files = self._files, {}
         total = pixels = 0
         for each in shown:
@@ -50,7 +50,7 @@ class Taken:
                 raise refused(each, f"with those before it, it has more than {most}", TOO_MANY)
         return [self._files[each.url] for each in shown]
 
-    async def _file(self, shown: Picture) -> bytes:
+    async def _file(self, shown: ShownImage) -> bytes:
         if shown.has_data:
             return await self._run(partial(data_of, shown))
         if self._fetcher is None:

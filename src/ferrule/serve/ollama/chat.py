@@ -16,7 +16,7 @@ from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.respond import respond
 from ferrule.serve.images.layout import Content, parts_of, together
-from ferrule.serve.images.picture import Picture, is_data
+from ferrule.serve.images.shown import ShownImage, is_data
 from ferrule.serve.models.offer import is_loaded
 from ferrule.serve.ollama.describe import can_call
 from ferrule.serve.ollama.form import ChatForm, GenerateForm, Watch
@@ -33,11 +33,15 @@ from ferrule.serve.tools import messages
 async def answer_chat(reader: Reader, body: ChatRequest, watch: Watch) -> Response:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     service = reader.service
-    told = [told_message(at, message) for at, message in enumerate(body.messages or ())]
     if body.tools and not can_call(service):
         raise RequestError(f"{body.model} does not support tools", param="tools", code="unsupported")
     tools = [openai.OfferedTool(type="function", function=each.function) for each in body.tools or ()]
-    chat = await prepare_chat(reader, as_openai(service, body, told, tools=tools or None))
+
+    def asks() -> openai.ChatRequest:
+        told = [told_message(at, message) for at, message in enumerate(body.messages or ())]
+        return as_openai(service, body, told, tools=tools or None)
+
+    chat = await prepare_chat(reader, asks)
     form = ChatForm(body.model, watch, thinking=body.think is not False, logprobs=bool(body.logprobs))
     return answer(service, body, chat.jobs[0], form, watch)
 
@@ -97,26 +101,31 @@ async def chat_job(reader: Reader, body: GenerateRequest) -> Job:
     service = reader.service
     if body.images and body.context:
         raise unsupported("context", "a beginning of tokens does not go together with images; use /api/chat")
-    content = with_images(body.prompt, body.images, "images")
-    told = [messages.Message.model_construct(role="user", content=content)]
-    if body.system:
-        told.insert(0, messages.Message(role="system", content=body.system))
-    (job,) = (await prepare_chat(reader, as_openai(service, body, told))).jobs
-    return job if not body.context else replace(job, prompt=continued(service, body.context, job.prompt))
+
+    def asks() -> openai.ChatRequest:
+        content = with_images(body.prompt, body.images, "images")
+        told = [messages.Message.model_construct(role="user", content=content)]
+        if body.system:
+            told.insert(0, messages.Message(role="system", content=body.system))
+        return as_openai(service, body, told)
+
+    (job,) = (await prepare_chat(reader, asks)).jobs
+    context = body.context
+    return job if not context else await reader.run(lambda: continued(service, context, job))
 
 
-def continued(service: Service, context: Sequence[int], prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """``prompt`` behind the ``context`` of an earlier answer; the tokens that begin every text stay in front only."""
-    engine = service.engine
+def continued(service: Service, context: Sequence[int], job: Job) -> Job:
+    """``job`` behind the ``context`` of an earlier answer; the tokens that begin every text stay in front only."""
+    engine, prompt = service.engine, job.prompt
     for token in context:
         check_token(token, engine.vocab_size, "context")
     begin = tuple(engine.tokenizer.encode("", add_special_tokens=True))
     if begin and prompt[: len(begin)] == begin and tuple(context[: len(begin)]) == begin:
         prompt = prompt[len(begin) :]
-    together = (*context, *prompt)
-    if len(together) >= engine.max_context:
-        raise too_long(engine, f"{len(together)} tokens with the prompt,", "context")
-    return together
+    whole = (*context, *prompt)
+    if len(whole) >= engine.max_context:
+        raise too_long(engine, f"{len(whole)} tokens with the prompt,", "context")
+    return replace(job, prompt=whole)
 
 
 def told_message(at: int, message: Any) -> messages.Message:
@@ -134,7 +143,7 @@ def told_message(at: int, message: Any) -> messages.Message:
 def with_images(content: Content, images: Sequence[str], field: str) -> Content:
     """``content`` behind ``images`` in base64, whose type their data tells."""
     urls = (each if is_data(each) else f"data:;base64,{each}" for each in images)
-    shown = [Picture(url, f"{field}.{at}") for at, url in enumerate(urls)]
+    shown = [ShownImage(url, f"{field}.{at}") for at, url in enumerate(urls)]
     return together([*shown, *parts_of(content)])
 
 

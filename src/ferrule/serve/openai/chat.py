@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
@@ -17,7 +17,7 @@ from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job, choices
 from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
-from ferrule.serve.images.picture import Picture
+from ferrule.serve.images.shown import ShownImage
 from ferrule.serve.openai.form import OpenAIForm
 from ferrule.serve.openai.identity import Identity
 from ferrule.serve.openai.objects import (
@@ -37,7 +37,7 @@ from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupp
 from ferrule.serve.structured.chats import constrained_chat
 from ferrule.serve.tools.asked import Asked, asked
 from ferrule.serve.tools.families import HARMONY, Dialect
-from ferrule.serve.tools.messages import pictures_of, results_apart, template_messages
+from ferrule.serve.tools.messages import images_of, results_apart, template_messages
 from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
 
@@ -53,18 +53,18 @@ class PreparedChat:
     prompt_tokens: int
 
 
-async def prepare_chat(reader: Reader, body: ChatRequest, *, pieces: bool = False) -> PreparedChat:
-    """``body`` read. The other APIs' chats come here, too, told as OpenAI's. ``pieces``: the form takes `CallPiece`.
-    Raises `RequestError` when it asks for something that cannot be done."""
-    jobs, chat = await reader.run(lambda: _read(reader.service, body, pieces))
-    if chat.pictures:
-        seen = await reader.see(chat.text, chat.pictures)
+async def prepare_chat(reader: Reader, asks: Callable[[], ChatRequest], *, pieces: bool = False) -> PreparedChat:
+    """The chat that ``asks`` gives, read. The other APIs' come here, too, told as OpenAI's. ``pieces``: the form takes
+    `CallPiece`. Raises `RequestError` when it asks for something that cannot be done, and what ``asks`` raises."""
+    jobs, chat = await reader.run(lambda: _read(reader.service, asks(), pieces))
+    if chat.images:
+        seen = await reader.see(chat.text, chat.images)
         jobs = tuple(replace(job, prompt=seen.tokens, images=seen.images) for job in jobs)
     return PreparedChat(jobs, len(jobs[0].prompt))
 
 
 def _read(service: Service, body: ChatRequest, pieces: bool) -> tuple[tuple[Job, ...], ChatText]:
-    """The sequences of ``body``, and its text. Where that shows pictures they lack the prompt."""
+    """The sequences of ``body``, and its text. Where that shows images they lack the prompt."""
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
@@ -74,7 +74,7 @@ def _read(service: Service, body: ChatRequest, pieces: bool) -> tuple[tuple[Job,
     constrained = constrained_chat(service.grammars, body, wanted, service.dialect, template, end)
     if constrained.constraint is not None:
         params = replace(params, constraint=constrained.constraint)
-    prompt = () if chat.pictures else encode(engine, chat.text, field="messages", add_special_tokens=False)
+    prompt = () if chat.images else encode(engine, chat.text, field="messages", add_special_tokens=False)
     sure = constrained.sure
     reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own=sure, pieces=pieces and sure)
     jobs = tuple(
@@ -86,46 +86,47 @@ def _read(service: Service, body: ChatRequest, pieces: bool) -> tuple[tuple[Job,
 
 async def answer_chat(reader: Reader, body: ChatRequest, identity: Identity) -> Answer:
     """The answer to ``body``. Raises `RequestError` as `prepare_chat` does."""
-    chat = await prepare_chat(reader, body, pieces=bool(body.stream))
+    chat = await prepare_chat(reader, lambda: body, pieces=bool(body.stream))
     form = ChatForm(identity, body.wants_usage, len(chat.jobs), bool(body.logprobs))
     return Answer(reader.service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
 async def chat_tokens(
-    reader: Reader, body: ChatRequest, *, opened: bool = True, special: bool = False
+    reader: Reader, asks: Callable[[], ChatRequest], *, opened: bool = True, special: bool = False
 ) -> tuple[int, ...]:
-    """Tokens of the prompt of ``body`` alone. ``special``: with those that begin a text."""
+    """Tokens of the prompt of the chat that ``asks`` gives. ``special``: with those that begin a text."""
     service = reader.service
 
     def read() -> ChatText | ImagePrompt:
+        body = asks()
         chat = chat_text(service, body, asked(body, service.engine.tokenizer, service.dialect), opened=opened)
-        if chat.pictures:
+        if chat.images:
             return chat
         return ImagePrompt(encode(service.engine, chat.text, field="messages", add_special_tokens=special), ())
 
     made = await reader.run(read)
     if isinstance(made, ChatText):
-        made = await reader.see(made.text, made.pictures, special=special)
+        made = await reader.see(made.text, made.images, special=special)
     return made.tokens
 
 
 @dataclass(frozen=True)
 class ChatText:
-    """A conversation as text, in which a mark of the model's stands for each of its pictures."""
+    """A conversation as text, in which a mark of the model's stands for each of its images."""
 
     text: str
-    pictures: tuple[Picture, ...]
+    images: tuple[ShownImage, ...]
 
 
 def chat_text(service: Service, body: ChatRequest, wanted: Asked, *, opened: bool = True) -> ChatText:
     """The conversation, with the opening of the answer's turn if ``opened``, and what of it the request gives.
 
     Raises `RequestError` where the model's template refuses it, or it cannot be encoded: tools, arguments and options
-    may spell halves of characters as JSON does; and for pictures that the model cannot see."""
+    may spell halves of characters as JSON does; and for images that the model cannot see."""
     engine, dialect, layout = service.engine, service.dialect, service.layout
-    pictures = pictures_of(body.messages)
-    if pictures and layout is None:
-        raise unsupported(pictures[0].where, "this model takes text only; leave images out, or say what they show")
+    images = images_of(body.messages)
+    if images and layout is None:
+        raise unsupported(images[0].where, "this model takes text only; leave images out, or say what they show")
     messages = template_messages(body.messages, layout)
     begun = _begun(messages, dialect) if body.continue_final_message else ""
 
@@ -135,7 +136,7 @@ def chat_text(service: Service, body: ChatRequest, wanted: Asked, *, opened: boo
         )
 
     text = render(messages)
-    if layout is not None and text.count(layout.marker) < len(pictures):
+    if layout is not None and text.count(layout.marker) < len(images):
         apart = template_messages(results_apart(body.messages), layout)
         text = render(apart[:-1] if body.continue_final_message else apart)
     thinking = next((end for start, end in dialect.think if text.rstrip().endswith(start)), None)
@@ -148,9 +149,9 @@ def chat_text(service: Service, body: ChatRequest, wanted: Asked, *, opened: boo
         raise RequestError(
             "messages: they or the tools are not valid Unicode: half a surrogate pair", param="messages"
         ) from None
-    if pictures:
+    if images:
         check_length(engine, text, "messages")
-    return ChatText(text, pictures)
+    return ChatText(text, images)
 
 
 def _begun(messages: list[EngineMessage], dialect: Dialect) -> str:

@@ -32,7 +32,7 @@ from ferrule.serve.openai.tokens import (
     tokenized,
 )
 from ferrule.serve.structured.grammars import is_structured
-from ferrule.serve.tools.messages import has_pictures
+from ferrule.serve.tools.messages import has_images
 
 ANTHROPIC_VERSION = "anthropic-version"
 """Header of every request of Anthropic's clients. Both APIs list models at one path, each in its own form."""
@@ -79,7 +79,7 @@ def add_routes(app: FastAPI, models: Models, *, parser_of: Callable[[Engine], st
 
     @app.post("/tokenize", responses=described(*OF_BODIES, ok=Tokenized))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        service = await (models.service if has_pictures(body.messages or ()) else models.known)(body.model)
+        service = await (models.service if has_images(body.messages or ()) else models.known)(body.model)
         return respond(await prepared(service, request, lambda reader: tokenized(reader, body)))
 
     @app.post("/detokenize", responses=described(*OF_BODIES, ok=Detokenized))

@@ -62,9 +62,12 @@ async def tokenized(reader: Reader, body: TokenizeRequest) -> Tokenized:
         tokens = await reader.run(lambda: encode(engine, text, field="prompt", add_special_tokens=special))
     else:
         fields = {"messages": body.messages, "tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
-        chat = ChatRequest.model_validate(fields)
-        special = bool(body.add_special_tokens)
-        tokens = await chat_tokens(reader, chat, opened=body.add_generation_prompt, special=special)
+        tokens = await chat_tokens(
+            reader,
+            lambda: ChatRequest.model_validate(fields),
+            opened=body.add_generation_prompt,
+            special=bool(body.add_special_tokens),
+        )
     told = [service.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
     return Tokenized(len(tokens), engine.max_context, tokens, told)
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ferrule.engine import ChatMessage
 from ferrule.errors import RequestError
-from ferrule.serve.images.layout import Content, Layout, parts_of, pictures_in, text_in, together
-from ferrule.serve.images.picture import Picture, picture
+from ferrule.serve.images.layout import Content, Layout, images_in, parts_of, text_in, together
+from ferrule.serve.images.shown import ShownImage, shown_image
 from ferrule.serve.tools.arguments import MalformedError, read_json
 
 ROLES: Final[Mapping[str, str]] = {
@@ -64,7 +64,7 @@ def message_text(value: Any) -> str:
     return content
 
 
-def _part(part: Any, at: int) -> str | Picture:
+def _part(part: Any, at: int) -> str | ShownImage:
     """Part ``at`` of a message's content."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
@@ -76,7 +76,7 @@ def _part(part: Any, at: int) -> str | Picture:
         case "image_url":
             given = part.get("image_url")
             try:
-                return picture(given.get("url") if isinstance(given, dict) else given, f"content.{at}")
+                return shown_image(given.get("url") if isinstance(given, dict) else given, f"content.{at}")
             except ValueError as error:
                 raise ValueError(f"part {at}: {error}") from None
         case kind:
@@ -161,15 +161,15 @@ def template_messages(messages: Sequence[Message], layout: Layout | None) -> lis
     return made
 
 
-def has_pictures(messages: Sequence[Message]) -> bool:
-    return any(pictures_in(message.content) for message in messages)
+def has_images(messages: Sequence[Message]) -> bool:
+    return any(images_in(message.content) for message in messages)
 
 
-def pictures_of(messages: Sequence[Message]) -> tuple[Picture, ...]:
+def images_of(messages: Sequence[Message]) -> tuple[ShownImage, ...]:
     """All that ``messages`` show, in their order. Raises `RequestError` for one where no model looks for it."""
-    made = list[Picture]()
+    made = list[ShownImage]()
     for at, message in enumerate(messages):
-        for each in pictures_in(message.content):
+        for each in images_in(message.content):
             where = f"messages.{at}.{each.where}" if each.where.startswith("content") else each.where
             if message.role not in SHOWING:
                 raise RequestError(
@@ -182,10 +182,10 @@ def pictures_of(messages: Sequence[Message]) -> tuple[Picture, ...]:
 def results_apart(messages: Sequence[Message]) -> list[Message]:
     """``messages`` with the images of tools' results as what the user says next, for templates that look for them only
     there."""
-    made, waiting = list[Message](), list[Picture]()
+    made, waiting = list[Message](), list[ShownImage]()
     for message in messages:
         if message.role == "tool":
-            waiting += pictures_in(message.content)
+            waiting += images_in(message.content)
             made.append(message.model_copy(update={"content": text_in(message.content)}))
             continue
         if waiting and message.role == "user":

@@ -94,8 +94,7 @@ async def answer_response(reader: Reader, body: ResponsesRequest, context: Conte
             context.responses.keep(Kept.new(context.owner, response, context.before, own))
 
     summary = body.reasoning is not None and body.reasoning.is_summary
-    begun = _begun(service, body, read.offered, params)
-    _check_echo(begun)
+    begun = await reader.run(lambda: _begun(service, body, read.offered, params))
     form = ResponseForm(FormOptions(begun, read.offered, summary, body.wants_logprobs, keep))
     return Answer(service, read.chat.jobs, form, prompt_tokens=read.chat.prompt_tokens, stream=bool(body.stream))
 
@@ -105,8 +104,7 @@ async def _prepare(
 ) -> PreparedChat:
     async def chat_of(some: Sequence[Item]) -> PreparedChat:
         try:
-            chat = await reader.run(lambda: ChatRequest.model_validate(_chat(body, some, tools, places)))
-            return await prepare_chat(reader, chat)
+            return await prepare_chat(reader, lambda: ChatRequest.model_validate(_chat(body, some, tools, places)))
         except ValidationError as error:
             raise validation_error(error.errors()) from None
         except RequestError as error:
@@ -190,21 +188,13 @@ def _in_own_words(error: RequestError) -> RequestError:
     return error
 
 
-def _check_echo(begun: ResponseBody) -> None:
-    """Raise `RequestError` where what a request gives as it likes, as with schemas, cannot be told again."""
-    try:
-        msgspec.json.encode(begun)
-    except (ValueError, OverflowError, RecursionError) as error:
-        why = f"a tool, schema or choice of the request cannot be written as JSON: {error}"
-        raise RequestError(why, code="invalid_value") from None
-
-
 def _begun(service: Service, body: ResponsesRequest, tools: Offered, params: SamplingParams) -> ResponseBody:
+    """Raises `RequestError` where what a request gives as it likes, as with schemas, cannot be told again."""
     identity = new_identity(service.engine, "resp")
     reasoning = body.reasoning or ReasoningConfig()
     text = body.text or TextConfig()
     verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
-    return ResponseBody(
+    begun = ResponseBody(
         id=identity.id.replace("-", "_"),
         created_at=identity.created,
         model=identity.model,
@@ -229,3 +219,9 @@ def _begun(service: Service, body: ResponsesRequest, tools: Offered, params: Sam
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+    try:
+        msgspec.json.encode(begun)
+    except (ValueError, OverflowError, RecursionError) as error:
+        why = f"a tool, schema or choice of the request cannot be written as JSON: {error}"
+        raise RequestError(why, code="invalid_value") from None
+    return begun

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from ferrule.errors import RequestError
 from ferrule.serve.images.layout import Content, parts_of, together
-from ferrule.serve.images.picture import Picture, picture
+from ferrule.serve.images.shown import ShownImage, shown_image
 from ferrule.serve.openai.responses.tools import joined
 from ferrule.serve.tools.messages import call_arguments, clean_text
 
@@ -158,7 +158,7 @@ def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     if part.get("file_id"):
         raise ValueError(f"{where}.file_id is not supported: no files are kept here; send the image as image_url")
     try:
-        shown = picture(part.get("image_url"), where)
+        shown = shown_image(part.get("image_url"), where)
     except ValueError as error:
         raise ValueError(f"{where}.image_url: {error}") from None
     return {"type": "input_image", "image_url": shown.url, "detail": "auto"}
@@ -175,7 +175,7 @@ def _content(parts: Any, where: str) -> Content:
     if isinstance(parts, str):
         return parts
     return together(
-        Picture(part["image_url"], f"{where}.{at}") if _is_image(part) else part["text"]
+        ShownImage(part["image_url"], f"{where}.{at}") if _is_image(part) else part["text"]
         for at, part in enumerate(parts)
     )
 

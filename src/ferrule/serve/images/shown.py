@@ -1,4 +1,4 @@
-"""Picture of a request: where its bytes come from, and the checks that they pass. Pure."""
+"""ShownImage of a request: where its bytes come from, and the checks that they pass. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrule.errors import RequestError
 from ferrule.serve.images.header import Header, header_of
 from ferrule.units import format_bytes
 
-MOST_PICTURES: Final = 64
+MOST_IMAGES: Final = 64
 """Of a request."""
 MOST_BYTES: Final = 20 * 2**20
 """Of an image's file."""
@@ -33,7 +33,7 @@ MOST_HEAD: Final = 300
 
 
 @dataclass(frozen=True)
-class Picture:
+class ShownImage:
     """Image that a request shows. ``url``: with its data (``data:``), or where it is to be fetched (``https:``).
     ``where``: its field in the request, by which errors name it; one that begins with ``content`` is of a message."""
 
@@ -49,7 +49,7 @@ def is_data(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def picture(url: Any, where: str) -> Picture:
+def shown_image(url: Any, where: str) -> ShownImage:
     """Raises `ValueError` for what is no URL of an image."""
     if not isinstance(url, str):
         raise ValueError("the URL of an image must be a string")
@@ -59,10 +59,10 @@ def picture(url: Any, where: str) -> Picture:
         url.encode()
     except UnicodeEncodeError:
         raise ValueError("the URL of an image is not valid Unicode: half a surrogate pair") from None
-    return Picture(url, where)
+    return ShownImage(url, where)
 
 
-def data_of(shown: Picture) -> bytes:
+def data_of(shown: ShownImage) -> bytes:
     """The file in a data URL (RFC 2397). Raises `RequestError` where it is none, or not the type that it declares."""
     comma = shown.url.find(",", 0, MOST_HEAD)
     if comma < 0:
@@ -85,7 +85,7 @@ def data_of(shown: Picture) -> bytes:
     return data
 
 
-def check(shown: Picture, data: bytes, declared: str = "") -> Header:
+def check(shown: ShownImage, data: bytes, declared: str = "") -> Header:
     """The header of ``data``. Raises `RequestError` where that is no image that models can see, is too large, or has
     another type than ``declared``."""
     if len(data) > MOST_BYTES:
@@ -105,5 +105,5 @@ def check(shown: Picture, data: bytes, declared: str = "") -> Header:
     return header
 
 
-def refused(shown: Picture, why: str, code: str = "invalid_image") -> RequestError:
+def refused(shown: ShownImage, why: str, code: str = "invalid_image") -> RequestError:
     return RequestError(f"{shown.where}: the image cannot be used: {why}", param=shown.where, code=code)
