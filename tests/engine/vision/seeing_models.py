@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-import re
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ import numpy as np
 import torch
 from PIL import Image
 from tiny_models import COMMON
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from ferrule.engine.images.families import FAMILIES
-from ferrule.engine.images.processor import Order, load, read
-from ferrule.engine.source import read_seeing
-from ferrule.engine.types import ImageInput, ImagePrompt
+from ferrule.engine.images.processor import Order, Read, load, read
+from ferrule.engine.images.prompts import ImagePrompts, order_of, told_of
+from ferrule.engine.tokenizer.model import ModelTokenizer
+from ferrule.engine.types import ImagePrompt
 
 IMAGE = 130
 """Id of the placeholder: the last one of the vocabulary."""
@@ -80,6 +84,15 @@ PROCESSORS = {
 }
 
 
+_QWEN_TOKENS = {127: "<|vision_start|>", 128: "<|vision_end|>", IMAGE: "<|image_pad|>"}
+SPECIAL = {
+    "qwen2_5_vl": _QWEN_TOKENS,
+    "qwen3_vl": _QWEN_TOKENS,
+    "gemma3": {124: "\n\n", 127: "<start_of_image>", 128: "<end_of_image>", IMAGE: "<image_soft_token>"},
+    "mistral3": {125: "[IMG_BREAK]", 126: "[IMG_END]", IMAGE: "[IMG]"},
+}
+
+
 def make(name: str, directory: Path, **changes: Any) -> Path:
     """Save a random model of family ``name`` into ``directory`` and give it back."""
     told = {**CONFIGS[name], **changes}
@@ -93,7 +106,19 @@ def make(name: str, directory: Path, **changes: Any) -> Path:
             parameter.copy_(centre + 0.08 * torch.randn(parameter.shape))
     model.save_pretrained(directory)
     PROCESSORS[name].save_pretrained(directory)
+    save_tokenizer(directory, SPECIAL[name])
     return directory
+
+
+def save_tokenizer(directory: Path, special: dict[int, str]) -> None:
+    """Words ``w0``, ``w1`` … and the ``special`` tokens, each with its id."""
+    words = {special.get(number, f"w{number}"): number for number in range(COMMON["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_tokens([AddedToken(text, special=text != "\n\n") for text in special.values()])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def image(height: int, width: int, seed: int, kind: str = "PNG") -> bytes:
@@ -104,31 +129,29 @@ def image(height: int, width: int, seed: int, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def order_of(directory: Path) -> Order:
-    whole = read_seeing(directory)
-    assert whole is not None
-    family = FAMILIES[whole.model_type]
-    return Order(str(directory), "float32", family.features, family.options(whole))
+class Direct:
+    """`ferrule.engine.images.prompts.Reader` in this process."""
+
+    def __init__(self, order: Order) -> None:
+        self._order, self._processor = order, load(order)
+
+    async def read(self, file: bytes) -> Read:
+        return read(self._processor, file, self._order)
+
+
+def image_prompts(directory: Path) -> ImagePrompts:
+    told = told_of(directory)
+    assert told is not None
+    return ImagePrompts(told, ModelTokenizer(directory), Direct(order_of(directory, told, "float32")))
+
+
+def text_of(prompts: ImagePrompts, parts: Sequence[int | bytes]) -> str:
+    """Words, and markers of the images between them."""
+    return " ".join(f"w{part}" if isinstance(part, int) else prompts.marker for part in parts)
 
 
 def prompt_of(directory: Path, parts: Sequence[int | bytes]) -> ImagePrompt:
-    """Tokens, and the placeholders of images between them."""
-    whole, order = read_seeing(directory), order_of(directory)
-    assert whole is not None
-    processor = load(order)
-    tokens: list[int] = []
-    images: list[ImageInput] = []
-    for part in parts:
-        if isinstance(part, int):
-            tokens.append(part)
-            continue
-        found = read(processor, part, order)
-        assert found.fault is None
-        text = FAMILIES[whole.model_type].placeholders(whole, found.features, lambda token: f"<{token}>").text
-        for old, new in {"[IMG_BREAK]": "<125>", "[IMG_END]": "<126>", "\n\n": "<124>"}.items():
-            text = text.replace(old, new)
-        made = [int(each) for each in re.findall(r"<(\d+)>", text)]
-        begin, last = made.index(IMAGE), len(made) - made[::-1].index(IMAGE)
-        images.append(ImageInput(len(tokens) + begin, last - begin, found.features, found.digest))
-        tokens += made
-    return ImagePrompt(tuple(tokens), tuple(images))
+    """Tokens, and the images between them."""
+    prompts = image_prompts(directory)
+    files = [part for part in parts if isinstance(part, bytes)]
+    return asyncio.run(prompts.read(text_of(prompts, parts), files, 200, add_special_tokens=False))

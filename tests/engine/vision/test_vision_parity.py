@@ -84,7 +84,7 @@ def served(
     return next(found for found in run_ranks(plan.world_size, rank) if found is not None)
 
 
-def by_transformers(directory: Path, prompt: ImagePrompt) -> tuple[list[int], torch.Tensor]:
+def by_transformers(directory: Path, prompt: ImagePrompt, count: int = COUNT) -> tuple[list[int], torch.Tensor]:
     """The greedy answer of transformers' own generation, and the logits of its first token."""
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
@@ -105,7 +105,7 @@ def by_transformers(directory: Path, prompt: ImagePrompt) -> tuple[list[int], to
         told = "mm_token_type_ids" if "image_grid_thw" in given else "token_type_ids"
         given[told] = (ids == IMAGE).int()
     found = model.generate(
-        ids, **given, max_new_tokens=COUNT, do_sample=False, output_logits=True, return_dict_in_generate=True
+        ids, **given, max_new_tokens=count, do_sample=False, output_logits=True, return_dict_in_generate=True
     )
     return found.sequences[0, ids.shape[1] :].tolist(), found.logits[0][0]
 

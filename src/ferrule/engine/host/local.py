@@ -19,9 +19,11 @@ from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
+from ferrule.engine.images.prompts import ImagePrompts, order_of
+from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.source import DEMO, called
+from ferrule.engine.source import COMPUTED, DEMO, called
 from ferrule.engine.types import (
     Health,
     ImageInput,
@@ -74,7 +76,14 @@ class LocalEngine:
         self.tokenizer = model.tokenizer
         self.embedding = model.embedding
         self.default_sampling = model.default_sampling
-        self.image_marker: str | None = None
+        self._reader: ImageReader | None = None
+        self._images: ImagePrompts | None = None
+        if model.images is not None:
+            stored = model.spec.stored if model.spec.stored in COMPUTED else "float32"
+            dtype = stored if options.dtype == "auto" else options.dtype
+            self._reader = ImageReader(order_of(model.directory, model.images, dtype))
+            self._images = ImagePrompts(model.images, model.tokenizer, self._reader)
+        self.image_marker = None if self._images is None else self._images.marker
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
@@ -112,7 +121,9 @@ class LocalEngine:
 
     async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
         """See `ferrule.engine.types.Engine.read_images`."""
-        raise RequestError(TEXT_ONLY, code="unsupported")
+        if self._images is None:
+            raise RequestError(TEXT_ONLY, code="unsupported")
+        return await self._images.read(text, images, self.max_context - 1, add_special_tokens=add_special_tokens)
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
@@ -185,6 +196,8 @@ class LocalEngine:
 
     async def close(self) -> None:
         await self._supervisor.close()
+        if self._reader is not None:
+            await self._reader.close()
         for stream in self._streams.values():
             stream.put_nowait(EngineError("the engine was closed"))
 

@@ -100,6 +100,8 @@ def main(arguments: list[str]) -> int:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     processor = load(order)
+    out.write(LENGTH.pack(0))  # it is ready
+    out.flush()
     while (file := _received(sys.stdin.buffer)) is not None:
         answer = msgspec.msgpack.encode(read(processor, file, order))
         out.write(LENGTH.pack(len(answer)) + answer)
