@@ -264,5 +264,7 @@ def test_templates_get_images_as_they_take_them(template: str, told: str) -> Non
         assert engine.prompt() == f"{told}<|assistant|>"
         assert engine.seen == [[BLUE, RED]]
         assert len(engine.calls[0].prompt) >= 2 * TOKENS
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
-        assert engine.prompt() == "<|user|>Hi<|end|><|assistant|>"
+        begun: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The"}]
+        more = {"continue_final_message": True}
+        client.chat.completions.create(model=MODEL, messages=begun, max_tokens=2, extra_body=more)
+        assert engine.prompt() == "<|user|>Hi<|end|><|assistant|>The"

@@ -21,7 +21,7 @@ SMALL_BODY = 1 << 12
 compile, beside the event loop."""
 
 
-class Reader:
+class RequestReader:
     """Reader of one request to ``service``. ``beside``: whether it works beside the event loop."""
 
     def __init__(self, service: Service, request: Request, *, beside: bool) -> None:
@@ -51,7 +51,7 @@ class Reader:
 
 
 async def prepared(
-    service: Service, request: Request, answer: Callable[[Reader], Awaitable[T]], *, slow: bool = False
+    service: Service, request: Request, answer: Callable[[RequestReader], Awaitable[T]], *, slow: bool = False
 ) -> T:
     """What ``answer`` makes of a request, tokenizing it.
 
@@ -61,7 +61,7 @@ async def prepared(
     """
     size = request.headers.get("content-length", "")
     if size.isdigit() and int(size) <= SMALL_BODY and not slow:
-        return await answer(Reader(service, request, beside=False))
+        return await answer(RequestReader(service, request, beside=False))
     if service.closing.is_set():
         raise shutting_down()
-    return await while_wanted(request.receive, service.closing, answer(Reader(service, request, beside=True)))
+    return await while_wanted(request.receive, service.closing, answer(RequestReader(service, request, beside=True)))

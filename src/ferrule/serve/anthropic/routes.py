@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from ferrule.errors import RequestError
-from ferrule.serve.answer.prepared import Reader, prepared
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.service import Service
 from ferrule.serve.anthropic.blocks import shows_images
@@ -39,7 +39,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         return respond(CountBody(await prepared(service, request, lambda reader: count(reader, body))))
 
 
-async def answer_messages(reader: Reader, body: MessagesRequest) -> Answer:
+async def answer_messages(reader: RequestReader, body: MessagesRequest) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     chat = await _prepared(reader, body)
     shows = body.thinking is None or body.thinking.display != "omitted"
@@ -47,7 +47,7 @@ async def answer_messages(reader: Reader, body: MessagesRequest) -> Answer:
     return Answer(reader.service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-async def _prepared(reader: Reader, body: MessagesRequest) -> PreparedChat:
+async def _prepared(reader: RequestReader, body: MessagesRequest) -> PreparedChat:
     """A budget of reasoning is a target with Anthropic's, so a model on which none can be put reasons without."""
     try:
         return await prepare_chat(reader, lambda: chat_request(body))
@@ -57,7 +57,7 @@ async def _prepared(reader: Reader, body: MessagesRequest) -> PreparedChat:
     return await prepare_chat(reader, lambda: chat_request(body).model_copy(update={"reasoning_budget": None}))
 
 
-async def count(reader: Reader, body: CountRequest) -> int:
+async def count(reader: RequestReader, body: CountRequest) -> int:
     """Tokens of the prompt that `answer_messages` would make. Raises as it does, also where they are certainly more
     than the context holds."""
     return len(await chat_tokens(reader, lambda: chat_request(body)))

@@ -113,7 +113,7 @@ class Fetcher:
             "GET",
             parsed.copy_with(host=str(found[0]), fragment=None),
             headers={"Host": parsed.netloc.decode(), **_HEADERS},
-            extensions={"sni_hostname": host, "timeout": httpx.Timeout(self._seconds).as_dict()},
+            extensions={"sni_hostname": host},
         )
 
 

@@ -40,8 +40,7 @@ def layout_of(engine: Engine) -> Layout | None:
     if marker is None:
         return None
     shown = _rendered(engine, [{"type": "image"}, {"type": "text", "text": _PROBE}])
-    # One that takes only text writes the list as Python does, and with it what the list's parts are called.
-    if shown.count(marker) != 1 or _PROBE not in shown or "'type'" in shown:
+    if shown.count(marker) != 1 or _PROBE not in shown:
         return Layout(marker, parts=False)
     return Layout(marker, only_parts=_PROBE not in _rendered(engine, _PROBE))
 
@@ -55,15 +54,17 @@ def _rendered(engine: Engine, content: str | list[dict[str, Any]]) -> str:
 
 def together(parts: Iterable[str | ShownImage], between: str = "\n") -> Content:
     """``parts`` with the texts that follow each other as one, of paragraphs; where there is no image just that."""
-    made = list[str | ShownImage]()
+    made, texts = list[str | ShownImage](), list[str]()
     for part in parts:
-        if made and isinstance(part, str) and isinstance(made[-1], str):
-            made[-1] = f"{made[-1]}{between}{part}"
-        else:
-            made.append(part)
-    if any(isinstance(each, ShownImage) for each in made):
-        return tuple(made)
-    return "".join(each for each in made if isinstance(each, str))
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        made += [between.join(texts), part] if texts else [part]
+        texts = []
+    text = between.join(texts)
+    if not made:
+        return text
+    return (*made, text) if texts else tuple(made)
 
 
 def parts_of(content: Content) -> tuple[str | ShownImage, ...]:

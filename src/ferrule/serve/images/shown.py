@@ -1,4 +1,4 @@
-"""ShownImage of a request: where its bytes come from, and the checks that they pass. Pure."""
+"""Image that a request shows: where its bytes come from, and the checks that they pass. Pure."""
 
 from __future__ import annotations
 

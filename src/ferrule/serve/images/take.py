@@ -20,7 +20,6 @@ from ferrule.units import format_bytes
 
 Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 
-
 TOO_MANY: Final = "too_many_images"
 
 

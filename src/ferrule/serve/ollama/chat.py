@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.responses import Response
 
 from ferrule.errors import RequestError
-from ferrule.serve.answer.prepared import Reader
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.prompt import too_long
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job
@@ -30,7 +30,7 @@ from ferrule.serve.openai.schemas import unsupported
 from ferrule.serve.tools import messages
 
 
-async def answer_chat(reader: Reader, body: ChatRequest, watch: Watch) -> Response:
+async def answer_chat(reader: RequestReader, body: ChatRequest, watch: Watch) -> Response:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     service = reader.service
     if body.tools and not can_call(service):
@@ -46,7 +46,7 @@ async def answer_chat(reader: Reader, body: ChatRequest, watch: Watch) -> Respon
     return answer(service, body, chat.jobs[0], form, watch)
 
 
-async def answer_generate(reader: Reader, body: GenerateRequest, watch: Watch) -> Response:
+async def answer_generate(reader: RequestReader, body: GenerateRequest, watch: Watch) -> Response:
     """The same for a single prompt, which a model with a chat template gets as a chat's."""
     service = reader.service
     if body.template:
@@ -96,7 +96,7 @@ def raw_job(service: Service, body: GenerateRequest) -> Job:
     return Job(0, prompt_tokens(engine, body.prompt), params, tuple(told.stop), continues=True)
 
 
-async def chat_job(reader: Reader, body: GenerateRequest) -> Job:
+async def chat_job(reader: RequestReader, body: GenerateRequest) -> Job:
     """The prompt as the next message of a chat, whose beginning may be given as tokens (``context``)."""
     service = reader.service
     if body.images and body.context:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from ferrule.serve.answer.prepared import Reader, prepared
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, ApiError, described
 from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.http.respond import respond
@@ -50,7 +50,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
     pulls = Pulls()
 
     async def text(
-        body: Asked, request: Request, answer: Callable[[Reader, Asked, Watch], Awaitable[Response]]
+        body: Asked, request: Request, answer: Callable[[RequestReader, Asked, Watch], Awaitable[Response]]
     ) -> Response:
         watch = Watch()
         if body.is_empty and body.keep_alive == 0:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
-from ferrule.engine import ChatMessage as EngineMessage
 from ferrule.engine import ImagePrompt
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Collected, Counts
-from ferrule.serve.answer.prepared import Reader
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.prompt import check_length, encode
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job, choices
 from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece, TokenLogprob
+from ferrule.serve.images.layout import text_in
 from ferrule.serve.images.shown import ShownImage
 from ferrule.serve.openai.form import OpenAIForm
 from ferrule.serve.openai.identity import Identity
@@ -37,7 +37,7 @@ from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupp
 from ferrule.serve.structured.chats import constrained_chat
 from ferrule.serve.tools.asked import Asked, asked
 from ferrule.serve.tools.families import HARMONY, Dialect
-from ferrule.serve.tools.messages import images_of, results_apart, template_messages
+from ferrule.serve.tools.messages import Message, images_of, results_apart, template_messages
 from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Text
 from ferrule.serve.tools.reading import ChatReading
 
@@ -53,7 +53,7 @@ class PreparedChat:
     prompt_tokens: int
 
 
-async def prepare_chat(reader: Reader, asks: Callable[[], ChatRequest], *, pieces: bool = False) -> PreparedChat:
+async def prepare_chat(reader: RequestReader, asks: Callable[[], ChatRequest], *, pieces: bool = False) -> PreparedChat:
     """The chat that ``asks`` gives, read. The other APIs' come here, too, told as OpenAI's. ``pieces``: the form takes
     `CallPiece`. Raises `RequestError` when it asks for something that cannot be done, and what ``asks`` raises."""
     jobs, chat = await reader.run(lambda: _read(reader.service, asks(), pieces))
@@ -84,7 +84,7 @@ def _read(service: Service, body: ChatRequest, pieces: bool) -> tuple[tuple[Job,
     return jobs, chat
 
 
-async def answer_chat(reader: Reader, body: ChatRequest, identity: Identity) -> Answer:
+async def answer_chat(reader: RequestReader, body: ChatRequest, identity: Identity) -> Answer:
     """The answer to ``body``. Raises `RequestError` as `prepare_chat` does."""
     chat = await prepare_chat(reader, lambda: body, pieces=bool(body.stream))
     form = ChatForm(identity, body.wants_usage, len(chat.jobs), bool(body.logprobs))
@@ -92,7 +92,7 @@ async def answer_chat(reader: Reader, body: ChatRequest, identity: Identity) -> 
 
 
 async def chat_tokens(
-    reader: Reader, asks: Callable[[], ChatRequest], *, opened: bool = True, special: bool = False
+    reader: RequestReader, asks: Callable[[], ChatRequest], *, opened: bool = True, special: bool = False
 ) -> tuple[int, ...]:
     """Tokens of the prompt of the chat that ``asks`` gives. ``special``: with those that begin a text."""
     service = reader.service
@@ -127,18 +127,21 @@ def chat_text(service: Service, body: ChatRequest, wanted: Asked, *, opened: boo
     images = images_of(body.messages)
     if images and layout is None:
         raise unsupported(images[0].where, "this model takes text only; leave images out, or say what they show")
-    messages = template_messages(body.messages, layout)
-    begun = _begun(messages, dialect) if body.continue_final_message else ""
+    messages, begun = body.messages, ""
+    if body.continue_final_message:
+        messages, begun = messages[:-1], _begun(messages[-1], dialect)
 
-    def render(told: Sequence[EngineMessage]) -> str:
+    def render(told: Sequence[Message]) -> str:
         return engine.tokenizer.render_chat(
-            told, tools=wanted.shown, options=wanted.options, add_generation_prompt=opened
+            template_messages(told, layout),
+            tools=wanted.shown,
+            options=wanted.options,
+            add_generation_prompt=opened,
         )
 
     text = render(messages)
     if layout is not None and text.count(layout.marker) < len(images):
-        apart = template_messages(results_apart(body.messages), layout)
-        text = render(apart[:-1] if body.continue_final_message else apart)
+        text = render(results_apart(messages))
     thinking = next((end for start, end in dialect.think if text.rstrip().endswith(start)), None)
     if begun and thinking is not None:  # what was begun is no reasoning
         text += f"{thinking}\n\n"
@@ -154,14 +157,13 @@ def chat_text(service: Service, body: ChatRequest, wanted: Asked, *, opened: boo
     return ChatText(text, images)
 
 
-def _begun(messages: list[EngineMessage], dialect: Dialect) -> str:
-    """Text of the last of ``messages``, which is taken out."""
-    last = messages.pop()
-    if last["role"] != "assistant" or "tool_calls" in last:
+def _begun(last: Message, dialect: Dialect) -> str:
+    """Text of the ``last`` message, with which the answer begins."""
+    if last.role != "assistant" or last.tool_calls or last.function_call is not None:
         raise RequestError("continue_final_message: the last message is no text of the assistant's", param="messages")
     if dialect.family == HARMONY:
         raise unsupported("messages", "an answer in channels cannot go on behind a last message of the assistant's")
-    return str(last["content"])
+    return text_in(last.content)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.form import Form
-from ferrule.serve.answer.prepared import Reader, prepared
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.answer.sending import while_wanted
 from ferrule.serve.anthropic.models import model_info, model_page
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
@@ -56,7 +56,7 @@ def add_routes(app: FastAPI, models: Models, *, parser_of: Callable[[Engine], st
         service = await models.service(body.model)
         identity = new_identity(service.engine, "cmpl")
 
-        async def answer(reader: Reader) -> Response:
+        async def answer(reader: RequestReader) -> Response:
             return await reader.run(lambda: answer_completion(service, body, identity))
 
         return await prepared(service, request, answer, slow=is_structured(body))
@@ -86,7 +86,7 @@ def add_routes(app: FastAPI, models: Models, *, parser_of: Callable[[Engine], st
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         service = await models.known(body.model)
 
-        async def text(reader: Reader) -> Detokenized:
+        async def text(reader: RequestReader) -> Detokenized:
             return await reader.run(lambda: detokenized(service, body))
 
         return respond(await prepared(service, request, text))

@@ -8,7 +8,7 @@ import msgspec
 from pydantic import Field
 
 from ferrule.errors import RequestError
-from ferrule.serve.answer.prepared import Reader
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.prompt import encode
 from ferrule.serve.answer.service import Service
 from ferrule.serve.openai.chat import chat_tokens
@@ -48,7 +48,7 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-async def tokenized(reader: Reader, body: TokenizeRequest) -> Tokenized:
+async def tokenized(reader: RequestReader, body: TokenizeRequest) -> Tokenized:
     """Raises `RequestError` when ``body`` has no text, or asks for a template that is not the model's."""
     service, engine = reader.service, reader.service.engine
     if (body.prompt is None) == (body.messages is None):

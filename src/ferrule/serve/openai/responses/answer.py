@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ferrule.engine import SamplingParams
 from ferrule.errors import RequestError
-from ferrule.serve.answer.prepared import Reader
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.errors import validation_error
@@ -69,7 +69,7 @@ class Read:
     chat: PreparedChat
 
 
-async def read_request(reader: Reader, body: ResponsesRequest, context: Context, own: Sequence[Item]) -> Read:
+async def read_request(reader: RequestReader, body: ResponsesRequest, context: Context, own: Sequence[Item]) -> Read:
     """Takes long where the conversation is long. Raises `RequestError` for what cannot be done."""
     tools = offered(body.tools, body.tool_choice)
     items = [*(item for each in context.before for item in each.items), *own]
@@ -83,7 +83,9 @@ def own_items(body: ResponsesRequest, context: Context) -> list[Item]:
     return read_items(body.input, lambda name: context.responses.item(name, context.owner))
 
 
-async def answer_response(reader: Reader, body: ResponsesRequest, context: Context, own: Sequence[Item]) -> Answer:
+async def answer_response(
+    reader: RequestReader, body: ResponsesRequest, context: Context, own: Sequence[Item]
+) -> Answer:
     """The answer to ``body``, kept when it is complete."""
     service = reader.service
     read = await read_request(reader, body, context, own)
@@ -100,7 +102,7 @@ async def answer_response(reader: Reader, body: ResponsesRequest, context: Conte
 
 
 async def _prepare(
-    reader: Reader, body: ResponsesRequest, items: Sequence[Item], tools: Offered, places: Mapping[str, str]
+    reader: RequestReader, body: ResponsesRequest, items: Sequence[Item], tools: Offered, places: Mapping[str, str]
 ) -> PreparedChat:
     async def chat_of(some: Sequence[Item]) -> PreparedChat:
         try:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Form
-from ferrule.serve.answer.prepared import Reader, prepared
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.http.respond import respond
@@ -37,7 +37,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         shows = any(has_images(item) for each in (*(each.items for each in context.before), own) for item in each)
         service = await (models.known if count and not shows else models.service)(body.model)
 
-        async def made(reader: Reader) -> Response:
+        async def made(reader: RequestReader) -> Response:
             if count:
                 return respond(InputTokens((await read_request(reader, body, context, own)).chat.prompt_tokens))
             return await answer_response(reader, body, context, own)
