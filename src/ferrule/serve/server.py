@@ -24,6 +24,7 @@ from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.logs import RepeatFilter
 from ferrule.serve.http.request_log import RequestLog
 from ferrule.serve.http.tls import ServerTls
+from ferrule.serve.images.fetch import Fetcher
 from ferrule.serve.models import Aliases
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.tools.families import AUTO
@@ -72,6 +73,7 @@ async def serve(
     requests: RequestLog | None = None,
     tls: ServerTls | None = None,
     origins: Sequence[str] = (),
+    image_urls: bool = False,
     tool_parser: str = AUTO,
     aliases: Aliases | None = None,
     on_ready: Callable[[Served], None],
@@ -79,7 +81,8 @@ async def serve(
     """Start an engine, or several models, and serve on ``listener`` until SIGINT or SIGTERM; returns when everything is
     closed.
 
-    ``requests``: where each request is written down. ``tls``: None for plain HTTP. Others: as `create_app` takes them.
+    ``requests``: where each request is written down. ``tls``: None for plain HTTP.
+    ``image_urls``: images of requests are fetched by https. Others: as `create_app` takes them.
     While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
     fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
     """
@@ -94,7 +97,13 @@ async def serve(
             engine = await _unless(stop, start())
             if engine is not None:
                 app = create_app(
-                    engine, api_key=api_key, keys=keys, origins=origins, tool_parser=tool_parser, aliases=aliases
+                    engine,
+                    api_key=api_key,
+                    keys=keys,
+                    origins=origins,
+                    tool_parser=tool_parser,
+                    aliases=aliases,
+                    fetcher=Fetcher() if image_urls else None,
                 )
                 gate.app = app
                 spare_requests()

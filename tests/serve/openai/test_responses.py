@@ -33,6 +33,13 @@ PATCH: Any = {
     "description": "Changes files",
     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
 }
+SHOWN: Any = {
+    "role": "user",
+    "content": [
+        {"type": "input_text", "text": "?"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
+    ],
+}
 MESSAGE = ["output_item.added", "content_part.added", "output_text.delta"]
 MESSAGE_END = ["output_text.done", "content_part.done", "output_item.done"]
 CALL = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
@@ -294,7 +301,9 @@ def test_a_custom_tools_text_follows_its_grammar_and_is_streamed(serving: Servin
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "instructions"),
         ({"input": []}, "input", "required"),
         ({"input": [{"type": "web_search_call"}]}, "input.0", "web_search_call"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0", "text only"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0", "image must be a string"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0", "only text can be here"),
+        ({"input": [SHOWN]}, "input.0.content.1", "this model takes text only"),
         ({"input": [{"type": "item_reference", "id": "msg_9"}]}, "input.0", "no item 'msg_9'"),
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},

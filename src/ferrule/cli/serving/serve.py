@@ -113,6 +113,12 @@ def serve(
         str | None,
         typer.Option(envvar="FERRULE_ALLOW_ORIGINS", metavar="URL,…", help="Let web pages of these origins use it."),
     ] = None,
+    image_urls: Annotated[
+        bool,
+        typer.Option(
+            "--image-urls", envvar="FERRULE_IMAGE_URLS", help="Fetch images that requests name by an https URL."
+        ),
+    ] = False,
     request_log: Annotated[
         str | None,
         typer.Option(
@@ -226,6 +232,7 @@ def serve(
             plain_http=plain_http,
             request_log=None if request_log is None else str(Path(request_log).expanduser().absolute()),
             origins=origins,
+            image_urls=image_urls,
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
@@ -276,7 +283,7 @@ def serve(
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
-        front = Front(listener, host, api_key, keys, requests, tls, origins)
+        front = Front(listener, host, api_key, keys, requests, tls, origins, image_urls)
         if several:
             run_several(
                 console,

@@ -142,6 +142,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         options.max_context or model.spec.max_context,
         tuple(each.name for each in options.adapters),
         model.embedding,
+        model.image_marker,
     )
     return Offer(
         unloaded,

@@ -21,6 +21,7 @@ CAPABILITIES: Final[Mapping[str, Callable[[Engine, Dialect], bool]]] = {
     "tools": can_call,
     "reasoning": lambda _, speaks: speaks.reasons,
     "structured_output": lambda engine, _: engine.tokenizer.to_json() is not None,
+    "vision": lambda engine, _: engine.image_marker is not None,
     EMBEDDINGS: lambda engine, _: engine.embedding.refusal is None,
 }
 """By the names of OpenAI's list, of a model that answers; one that only makes vectors has no other than these. The

@@ -28,6 +28,7 @@ GGUF: Final = "GGUF "
 _CAPABILITIES: Final = {
     "completion": "completion",
     "tools": "tools",
+    "vision": "vision",
     "reasoning": "thinking",
     "embeddings": "embedding",
 }
