@@ -43,12 +43,17 @@ def told_of(directory: Path) -> Told | None:
         _log.warning("%s has no %s: it takes text only", directory, SETTINGS[0])
         return None
     if find_spec("PIL") is None:
-        _log.warning("%s takes text only: %s", directory, lacking("serve", "reading images", "pillow"))
+        _log.warning("%s takes text only: %s", directory, lacking("serve", "reading images", "PIL"))
         return None
     try:
         return msgspec.convert(fields, Told)
     except msgspec.ValidationError as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
+
+
+def marker_of(told: Told, tokenizer: Tokenizer) -> str:
+    """As of `ferrule.engine.types.Engine.image_marker`."""
+    return tokenizer.decode([told.marker], skip_special_tokens=False)
 
 
 def order_of(directory: Path, told: Told, dtype: str) -> Order:
@@ -63,7 +68,7 @@ class ImagePrompts:
     def __init__(self, told: Told, tokenizer: Tokenizer, reader: Reader) -> None:
         self._told, self._tokenizer, self._reader = told, tokenizer, reader
         self._family = FAMILIES[told.model_type]
-        self.marker = self._text(told.marker)
+        self.marker = marker_of(told, tokenizer)
 
     async def read(self, text: str, files: Sequence[bytes], room: int, *, add_special_tokens: bool) -> ImagePrompt:
         """See `ferrule.engine.types.Engine.read_images`. ``room``: the most tokens of the prompt."""
