@@ -132,8 +132,9 @@ def _outer(directory: Path) -> dict[str, Any] | None:
 
 
 def config_of(fields: dict[str, Any], name: str) -> Any:
-    """The same of the parsed ``config.json`` of a model that is not here."""
-    return _checked(lambda: _made_config(fields), fields, f"{name}: config.json", name)
+    """The same of the parsed ``config.json`` of a model that is not here; of one that takes images the whole one."""
+    config = _checked(lambda: _made_config(fields), fields, f"{name}: config.json", name)
+    return _made_config(fields) if "text_config" in fields else config
 
 
 def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: str) -> Any:

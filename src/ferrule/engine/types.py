@@ -273,7 +273,7 @@ class Engine(Protocol):
         """The prompt of a rendered ``text``, in which an `image_marker` stands for each of ``images``, in their order:
         files of PNG, JPEG, WebP or GIF (whose first frame counts). Raises `RequestError` where their number differs
         from that of the markers, where one cannot be read or is too large, where the prompt has no room in the context,
-        and for a model that takes text only."""
+        and for a model that takes text only; ``param`` is ``images.N`` where it is the fault of one, from 0."""
         ...
 
     def generate(

@@ -64,7 +64,8 @@ def test_images_are_answered_over_http_as_by_transformers(tmp_path: Path) -> Non
             (data_url(one[:-300]), "image 1 cannot be read: it is damaged"),
             (f"{server.url.replace('http', 'https')}/a.png", "is not in the public internet"),
         ):
-            with pytest.raises(openai.BadRequestError, match=told):
+            with pytest.raises(openai.BadRequestError, match=told) as caught:
                 ask(url)
+            assert caught.value.param == "messages.0.content.1"
     finally:
         server.stop()

@@ -153,7 +153,7 @@ def test_a_model_without_settings_or_package_takes_text_only(
     written("gemma3", tmp_path)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert told_of(tmp_path) is None
-    assert "needs the serve extra (pillow is not installed)" in caplog.text
+    assert "needs the serve extra (PIL is not installed)" in caplog.text
     for name in module.SETTINGS:
         (tmp_path / name).unlink(missing_ok=True)
     assert told_of(tmp_path) is None

@@ -66,11 +66,11 @@ class SeeingEngine(FakeEngine):
                 raise
         if text.count(MARK) != len(images):
             raise RequestError(f"{len(images)} images, but {text.count(MARK)} marks", param="messages")
-        for image in images:
+        for at, image in enumerate(images):
             try:
                 Image.open(io.BytesIO(image)).load()
             except OSError as error:
-                raise RequestError(f"an image cannot be read: {error}", param="messages") from None
+                raise RequestError(f"image {at + 1} cannot be read: {error}", param=f"images.{at}") from None
         self.seen.append(list(images))
         mark = self.tokenizer.encode(MARK)
         tokens: list[int] = []

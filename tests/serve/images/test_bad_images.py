@@ -81,13 +81,14 @@ def test_bad_images(server: tuple[SeeingEngine, openai.OpenAI], url: str, told: 
 
 
 def test_what_only_the_model_finds(server: tuple[SeeingEngine, openai.OpenAI]) -> None:
-    for urls, text, told in (
-        ([data_url(PNG[:-20])], "?", "an image cannot be read"),
-        ([data_url(PNG)], "<|image|>", "1 images, but 2 marks"),
-        ([data_url(PNG)], "x" * 40_000, "context"),
+    for urls, text, told, param in (
+        ([data_url(PNG), data_url(PNG[:-20])], "?", "image 2 cannot be read", "messages.0.content.2"),
+        ([data_url(PNG)], "<|image|>", "1 images, but 2 marks", "messages"),
+        ([data_url(PNG)], "x" * 40_000, "context", "messages"),
     ):
-        with pytest.raises(openai.BadRequestError, match=told):
+        with pytest.raises(openai.BadRequestError, match=told) as caught:
             ask(server[1], *urls, text=text)
+        assert caught.value.param == param
 
 
 def test_limits_of_a_request(server: tuple[SeeingEngine, openai.OpenAI]) -> None:

@@ -153,7 +153,7 @@ def test_an_image_has_so_many_seconds(site: Site) -> None:
 
 
 def test_a_request_has_so_many_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(take, "MOST_BYTES_TOGETHER", 2 * len(PNG))
+    monkeypatch.setattr(take, "MOST_BYTES", 2 * len(PNG))
     site.ask("/1", "/2")
     with pytest.raises(openai.BadRequestError, match="with those before it, it has more than") as caught:
         site.ask("/1", "/2", "/3")

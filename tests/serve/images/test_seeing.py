@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from typing import Any
 
@@ -194,13 +194,18 @@ def test_responses(client: openai.OpenAI, engine: SeeingEngine) -> None:
     assert caught.value.param == "input.0.content.0"
 
 
-def test_nobody_reads_for_a_client_that_has_left(client: openai.OpenAI, engine: SeeingEngine) -> None:
-    engine.look = asyncio.Event()
+def test_nobody_reads_for_a_client_that_has_left_or_is_refused(
+    serving: Callable[..., openai.OpenAI],
+) -> None:
+    engine = SeeingEngine(look=asyncio.Event())
+    client = serving(engine, max_sequences=1)
     for at, size in enumerate((0, SMALL_BODY)):  # by the event loop, and beside it
         body = {"model": MODEL, "messages": [shown(data_url(RED + bytes(size)))]}
         connection = HTTPConnection("127.0.0.1", client.base_url.port or 0)
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         until(lambda at=at: engine.begun == at + 1)
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(model=MODEL, messages=[shown(RED_URL)])
         connection.close()
         until(lambda at=at: engine.left == at + 1)
     engine.look = None

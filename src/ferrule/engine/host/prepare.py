@@ -48,11 +48,6 @@ class PreparedModel:
     embedding: Embedding = field(default_factory=Embedding)
     images: Told | None = None
 
-    @property
-    def image_marker(self) -> str | None:
-        """See `ferrule.engine.types.Engine.image_marker`."""
-        return None if self.images is None else self.tokenizer.decode([self.images.marker], skip_special_tokens=False)
-
 
 def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
     """Find (or download) the model, check its files and plan the split: by ``choose``, else as ``options`` say.

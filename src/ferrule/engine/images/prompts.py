@@ -43,12 +43,17 @@ def told_of(directory: Path) -> Told | None:
         _log.warning("%s has no %s: it takes text only", directory, SETTINGS[0])
         return None
     if find_spec("PIL") is None:
-        _log.warning("%s takes text only: %s", directory, lacking("serve", "reading images", "pillow"))
+        _log.warning("%s takes text only: %s", directory, lacking("serve", "reading images", "PIL"))
         return None
     try:
         return msgspec.convert(fields, Told)
     except msgspec.ValidationError as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
+
+
+def marker_of(told: Told, tokenizer: Tokenizer) -> str:
+    """As of `ferrule.engine.types.Engine.image_marker`."""
+    return tokenizer.decode([told.marker], skip_special_tokens=False)
 
 
 def order_of(directory: Path, told: Told, dtype: str) -> Order:
@@ -63,7 +68,7 @@ class ImagePrompts:
     def __init__(self, told: Told, tokenizer: Tokenizer, reader: Reader) -> None:
         self._told, self._tokenizer, self._reader = told, tokenizer, reader
         self._family = FAMILIES[told.model_type]
-        self.marker = self._text(told.marker)
+        self.marker = marker_of(told, tokenizer)
 
     async def read(self, text: str, files: Sequence[bytes], room: int, *, add_special_tokens: bool) -> ImagePrompt:
         """See `ferrule.engine.types.Engine.read_images`. ``room``: the most tokens of the prompt."""
@@ -74,13 +79,13 @@ class ImagePrompts:
             raise _refused(f"the prompt has {len(files)} images, more than {MOST_IMAGES}")
         for number, file in enumerate(files, start=1):
             if len(file) > MOST_BYTES:
-                raise _refused(f"image {number} has {len(file):,} bytes, more than {MOST_BYTES:,}")
+                raise _refused(f"image {number} has {len(file):,} bytes, more than {MOST_BYTES:,}", number)
         reads: list[Read] = []
         placeholders: list[Placeholders] = []
         for number, file in enumerate(files, start=1):
             found = await self._reader.read(file)
             if found.fault is not None:
-                raise _refused(f"image {number} cannot be read: {found.fault}")
+                raise _refused(f"image {number} cannot be read: {found.fault}", number)
             reads.append(found)
             placeholders.append(self._family.placeholders(self._told, found.features, self._text))
             _check_room(sum(each.rows for each in placeholders), room)
@@ -105,8 +110,9 @@ class ImagePrompts:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _refused(why: str) -> RequestError:
-    return RequestError(why, param="messages")
+def _refused(why: str, number: int | None = None) -> RequestError:
+    """``number``: of the image at fault, from 1."""
+    return RequestError(why, param="messages" if number is None else f"images.{number - 1}")
 
 
 def _check_room(tokens: int, room: int) -> None:

@@ -9,9 +9,10 @@ from typing import TypeVar
 from fastapi import Request
 
 from ferrule.engine import ImagePrompt
+from ferrule.errors import RequestError
 from ferrule.serve.answer.sending import shutting_down, while_wanted
 from ferrule.serve.answer.service import Service
-from ferrule.serve.images.shown import ShownImage
+from ferrule.serve.images.shown import ShownImage, refused
 from ferrule.serve.images.take import Taken
 
 T = TypeVar("T")
@@ -47,7 +48,11 @@ class RequestReader:
         async with self._fetcher.places if fetches else nullcontext():
             files = await self._taken.files(shown)
             async with self.service.seeing:
-                return await self.service.engine.read_images(text, files, add_special_tokens=special)
+                try:
+                    return await self.service.engine.read_images(text, files, add_special_tokens=special)
+                except RequestError as error:
+                    kind, _, number = (error.param or "").partition(".")
+                    raise refused(shown[int(number)], str(error)) if kind == "images" else error from None
 
 
 async def prepared(

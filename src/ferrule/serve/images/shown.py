@@ -14,9 +14,7 @@ from ferrule.units import format_bytes
 
 MOST_IMAGES: Final = 64
 """Of a request."""
-MOST_BYTES: Final = 20 * 2**20
-"""Of an image's file."""
-MOST_BYTES_TOGETHER: Final = 32 * 2**20
+MOST_BYTES: Final = 2**25
 """Of all files of a request."""
 MOST_PIXELS: Final = 2**26
 MOST_PIXELS_TOGETHER: Final = 2**27

@@ -8,7 +8,7 @@ from typing import Final
 
 from ferrule.serve.images.fetch import Fetcher, disabled
 from ferrule.serve.images.shown import (
-    MOST_BYTES_TOGETHER,
+    MOST_BYTES,
     MOST_IMAGES,
     MOST_PIXELS_TOGETHER,
     ShownImage,
@@ -44,8 +44,8 @@ class Taken:
             file = self._files[each.url] = former.get(each.url) or await self._file(each)
             header = check(each, file)
             total, pixels = total + len(file), pixels + header.width * header.height
-            if pixels > MOST_PIXELS_TOGETHER or total > MOST_BYTES_TOGETHER:
-                most = f"{MOST_PIXELS_TOGETHER:,} pixels or {format_bytes(MOST_BYTES_TOGETHER)}"
+            if pixels > MOST_PIXELS_TOGETHER or total > MOST_BYTES:
+                most = f"{MOST_PIXELS_TOGETHER:,} pixels or {format_bytes(MOST_BYTES)}"
                 raise refused(each, f"with those before it, it has more than {most}", TOO_MANY)
         return [self._files[each.url] for each in shown]
 

@@ -62,10 +62,11 @@ async def prepare_chat(
 ) -> PreparedChat:
     """The chat that ``asks`` gives, read. The other APIs' come here, too, told as OpenAI's. ``pieces``: the form takes
     `CallPiece`. ``texts``: those of its tools that take one text. Raises `RequestError` when it asks for something that
-    cannot be done, and what ``asks`` raises."""
+    cannot be done, and what ``asks`` raises; with images `ApiError` as `Service.admit` does."""
     jobs, chat = await reader.run(lambda: _read(reader.service, asks(), pieces, texts))
     if chat.images:
-        seen = await reader.see(chat.text, chat.images)
+        with reader.service.admit(len(jobs)):  # nothing is decoded for a request that would be refused then
+            seen = await reader.see(chat.text, chat.images)
         jobs = tuple(replace(job, prompt=seen.tokens, images=seen.images) for job in jobs)
     return PreparedChat(jobs, len(jobs[0].prompt))
 
