@@ -16,7 +16,7 @@ from ferrule.errors import ConfigError
 
 EXTRAS = {
     "engine": ("torch", "transformers", "safetensors", "tokenizers", "jinja2", "llguidance"),
-    "serve": ("fastapi", "uvicorn", "pydantic"),
+    "serve": ("fastapi", "uvicorn", "pydantic", "PIL"),
     "bench": ("accelerate", "matplotlib"),
 }
 """The packages that an extra adds to those of the extras before it, by the names that they are imported by."""

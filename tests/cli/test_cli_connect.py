@@ -195,9 +195,15 @@ def test_what_goes_wrong_is_told(words: tuple[str, ...], code: int, message: str
 
 
 def test_without_a_key_clients_get_a_word_in_its_place(run: Any, tmp_path: Path) -> None:
-    with running(FakeEngine("Hi.")) as url:
-        assert run("claude-code", "--url", url, "--write", "--yes")[0] == 0
-        assert run("aider", "--url", url, "--write", "--yes")[0] == 0
+    """And of a model that sees, clients that would not send images are told so."""
+    with running(FakeEngine("Hi.", image_marker="<|user|>")) as url:
+        for name in ("claude-code", "aider", "opencode", "continue", "zed"):
+            assert run(name, "--url", url, "--write", "--yes")[0] == 0
     env = json.loads((tmp_path / ".claude/settings.json").read_text())["env"]
     assert env["ANTHROPIC_AUTH_TOKEN"] == "none"
     assert yaml.safe_load((tmp_path / ".aider.conf.yml").read_text())["openai-api-key"] == "none"
+    opencode = told(tmp_path / ".config/opencode/opencode.json")["provider"]["ferrule"]["models"][MODEL]
+    assert opencode["modalities"]["input"] == ["text", "image"]
+    assert told(tmp_path / ".continue/config.yaml")["models"][0]["capabilities"] == ["image_input"]
+    zed = told(tmp_path / ".config/zed/settings.json")["language_models"]["openai_compatible"]["ferrule"]
+    assert zed["available_models"][0]["capabilities"]["images"] is True

@@ -10,6 +10,7 @@ FOLDERS = (
     HERE / "devices",
     HERE / "shards",
     HERE / "gguf",
+    HERE / "vision",
     HERE.parent / "fabric",
 )
 sys.path[:0] = map(str, FOLDERS)  # the makers of tiny models, and of groups of threads

@@ -8,6 +8,7 @@ from fake_ranks import rank_options
 from ferrule.engine import messages
 from ferrule.engine.messages import (
     Add,
+    Attach,
     Embed,
     Embedded,
     Event,
@@ -31,6 +32,7 @@ from ferrule.process.lifeline import BEAT
         Start(rank_options(2)),
         Add(7, (1, 2), (3,), SamplingParams(logit_bias={5: -1.5}, stop_token_ids=(9,), seed=2**62)),
         Add(7, (1, 2), (), SamplingParams(prompt_logprobs=2), scored=1),
+        Attach(7, b"\x00\xff"),
         Embed(7, (1, 2), "mean"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from thread_group import Shared, ThreadGroup, run_ranks
-from tiny_models import COMMON, CONFIGS, COUNTED, RECURRENT, make
+from tiny_models import COMMON, CONFIGS, COUNTED, RECURRENT, SEEING, make
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
 
@@ -114,7 +114,7 @@ def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(name: str, tmp_p
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tensor and name != "kimi_k2"])
 def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) -> None:
-    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED | RECURRENT)[name]))
+    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED | RECURRENT | SEEING)[name]))
     by_family, by_plan = (read_shape(config.to_dict(), name, cuts) for cuts in (None, cuts_of(config)))
     storage = named_format("float32")
     told, meant = (count(name, each, expected(each, storage), "config", storage) for each in (by_family, by_plan))

@@ -202,6 +202,9 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 """More families that the planner counts by arithmetic."""
 
+SEEING: dict[str, dict[str, Any]] = {"qwen2_5_vl_text": {}, "qwen3_vl_text": {}}
+"""Language models that are parts of others, which take images (vision/seeing_models.py)."""
+
 _LINEAR: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,

@@ -15,7 +15,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from ferrule.engine import ChatMessage, Health, PromptToken, RankInfo, Recovery, SamplingParams, Token, normalized
+from ferrule.engine import (
+    ChatMessage,
+    Health,
+    ImageInput,
+    ImagePrompt,
+    PromptToken,
+    RankInfo,
+    Recovery,
+    SamplingParams,
+    Token,
+    normalized,
+)
 from ferrule.engine.spec import read_spec
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
 from ferrule.model import Embedding, ModelSpec, PoolingMode, Share, demo_path
@@ -113,6 +124,7 @@ class Call:
     params: SamplingParams
     made: int = 0
     ended: str | None = None
+    images: tuple[ImageInput, ...] = ()
 
 
 def tensor_plan(ranks: int = 2) -> Plan:
@@ -153,6 +165,7 @@ class FakeEngine:
     most_active: int = 0
     closed: bool = False
     error: str | None = None
+    image_marker: str | None = None
     away: ModelUnavailable | None = None
 
     def __post_init__(self) -> None:
@@ -163,8 +176,13 @@ class FakeEngine:
                 for rank in range(self.plan.world_size)
             )
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Token]:
-        call = Call(tuple(prompt), params)
+    async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
+        raise RequestError("this model takes text only, no images", code="unsupported")
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+    ) -> AsyncIterator[Token]:
+        call = Call(tuple(prompt), params, images=tuple(images))
         self.calls.append(call)
         if self.away is not None:
             raise self.away

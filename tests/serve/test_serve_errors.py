@@ -68,7 +68,19 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
             chat,
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages.0.content",
-            "'image_url' are not supported",
+            "part 0: the URL of an image must begin with data: or https://",
+        ),
+        (
+            chat,
+            {"messages": [{"role": "user", "content": ["?", {"type": "input_audio"}]}]},
+            "messages.0.content",
+            "each part must be an object",
+        ),
+        (
+            chat,
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages.0.content",
+            "'input_audio' are not supported",
         ),
         (chat, {"tools": [TOOL]}, "tools", "chat template knows no tools"),
         (chat, {"tools": [TOOL], "tool_choice": "required"}, "tools", "chat template knows no tools"),
@@ -261,7 +273,7 @@ def test_a_model_that_cannot_be_had_now_says_why_and_when_to_come_back(serving: 
 class BrokenEngine(FakeEngine):
     """An engine with a bug of its own."""
 
-    async def generate(self, prompt: Any, params: Any) -> Any:
+    async def generate(self, prompt: Any, params: Any, images: Any = ()) -> Any:
         raise KeyError("a secret of the server")
         yield
 

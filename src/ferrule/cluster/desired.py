@@ -33,9 +33,10 @@ class DesiredModel:
     """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
     ``listen`` and ``port``: where its clients come; ``key``: they need one. ``certificate`` and ``private_key``: files
     for TLS on the host that serves it; ``plain_http``: beyond loopback without; ``request_log``: a file there;
-    ``origins``: of web pages that may use it. ``hosts``: the names of those that may have ranks, all where it is
-    empty. ``adapters``: ``NAME=PATH`` of each. ``plan``: what `ferrule plan --json` printed, if that says where ranks
-    go. The others are options of the engine, None for its own defaults."""
+    ``origins``: of web pages that may use it; ``image_urls``: it fetches images that requests name. ``hosts``: the
+    names of those that may have ranks, all where it is empty. ``adapters``: ``NAME=PATH`` of each. ``plan``: what
+    `ferrule plan --json` printed, if that says where ranks go. The others are options of the engine, None for its own
+    defaults."""
 
     model: Text
     host: HostId
@@ -48,6 +49,7 @@ class DesiredModel:
     plain_http: bool = False
     request_log: Text | None = None
     origins: tuple[Text, ...] = ()
+    image_urls: bool = False
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None
     weights: str | None = None

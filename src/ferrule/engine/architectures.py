@@ -44,6 +44,15 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
     },
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
+    "qwen3_vl_text": {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    },
     "youtu": LATENT_HEADS,
     # transformers gathers these fused projections and cuts again; by whole heads nothing needs to be gathered.
     "phi3": {
@@ -73,6 +82,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "lfm2_moe": ("embed_tokens", "layers", "embedding_norm"),
     "granitemoehybrid": ("embed_tokens", "layers", "norm"),
     "nemotron_h": ("embeddings", "layers", "norm_f"),
+    "qwen3_vl_text": ("embed_tokens", "layers", "norm"),
 }
 """Modules of the base model in the order in which they run, where transformers has no pipeline plan, or one that leaves
 out a module; by model type."""

@@ -1,23 +1,26 @@
 """Control messages between a model's server and its ranks: tagged structs, one JSON object a line.
 
 Down to a rank go *orders*: `Start` to one that was started without options, `Meet` to each when all have done their
-imports, and `Learn`, `Add`, `Embed` and `Cancel` to the driver. Up come *events*. Both are decoded here and nowhere
-else; a message has at most `LINE_LIMIT` bytes.
+imports, and `Learn`, `Attach`, `Add`, `Embed` and `Cancel` to the driver. Up come *events*. Both are decoded here and
+nowhere else; a message has at most `LINE_LIMIT` bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 
 from ferrule.engine.options import RankOptions
-from ferrule.engine.types import FinishReason, Progress, PromptToken, RankInfo, SamplingParams
+from ferrule.engine.types import FinishReason, ImageInput, Progress, PromptToken, RankInfo, SamplingParams
 from ferrule.errors import EngineError
 from ferrule.model import PoolingMode
 
 LINE_LIMIT = 1 << 26
 """Bytes of the longest message, either way."""
+PIECE = 1 << 20
+"""Bytes of images in a message."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="op"):
@@ -30,13 +33,21 @@ class Meet(msgspec.Struct, frozen=True, tag="meet", tag_field="op"):
 
 class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
     """A request. ``made``: tokens of its answer that there were before the ranks were lost; ``scored``: as many of the
-    prompt's tokens had their log-probabilities."""
+    prompt's tokens had their log-probabilities. ``images``: whether it has some, which came before it (`Attach`)."""
 
     id: int
     prompt: tuple[int, ...]
     made: tuple[int, ...]
     params: SamplingParams
     scored: int = 0
+    images: bool = False
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach", tag_field="op"):
+    """The next piece of the images of request ``id``, which follows: see `attached`."""
+
+    id: int
+    piece: bytes
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", tag_field="op"):
@@ -57,7 +68,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
     id: int
 
 
-Order = Start | Meet | Learn | Add | Embed | Cancel
+Order = Start | Meet | Learn | Attach | Add | Embed | Cancel
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive", tag_field="event"):
@@ -148,12 +159,25 @@ Event = Alive | Here | Loading | Ready | Tokens | Scores | Embedded | Refused | 
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_images: msgspec.msgpack.Decoder[tuple[ImageInput, ...]] = msgspec.msgpack.Decoder(tuple[ImageInput, ...])
 _T = TypeVar("_T")
 
 
 def encode(message: Order | Event) -> bytes:
     """``message`` as one line."""
     return _encoder.encode(message) + b"\n"
+
+
+def attached(number: int, images: tuple[ImageInput, ...]) -> Iterator[Attach]:
+    """``images`` of request ``number``, in pieces: they may be larger than a message."""
+    data = msgspec.msgpack.encode(images)
+    for begin in range(0, len(data), PIECE):
+        yield Attach(number, data[begin : begin + PIECE])
+
+
+def images_of(data: bytes) -> tuple[ImageInput, ...]:
+    """Images whose pieces, joined, are ``data``. Raises `EngineError` where they are not."""
+    return _decode(_images, data, limit=len(data))
 
 
 def decode_event(line: bytes) -> Event:
@@ -166,8 +190,10 @@ def decode_order(line: bytes) -> Order:
     return _decode(_orders, line)
 
 
-def _decode(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
-    if len(line) > LINE_LIMIT:
+def _decode(
+    decoder: msgspec.json.Decoder[_T] | msgspec.msgpack.Decoder[_T], line: bytes, limit: int | None = None
+) -> _T:
+    if len(line) > (LINE_LIMIT if limit is None else limit):
         raise EngineError(f"a control message has {len(line):,} bytes, more than {LINE_LIMIT:,}")
     try:
         return decoder.decode(line)

@@ -24,7 +24,7 @@ from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ModelError
 from ferrule.model import Cuts, ModelSpec, demo_path, spec_of_tensors
 from ferrule.model.count import Counts, lacking
-from ferrule.model.families.family import SAME_CLASS
+from ferrule.model.families.family import SAME_CLASS, SEEING
 from ferrule.model.families.shape import read_shape
 from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
@@ -117,9 +117,24 @@ def read_config(directory: Path) -> Any:
     return _checked(load, fields, str(file), str(directory))
 
 
+def read_seeing(directory: Path) -> Any | None:
+    """The whole configuration of a model that takes images, of which `read_config` gives the language model's; None for
+    one that takes text only."""
+    outer = _outer(directory)
+    return None if outer is None else _load_config(directory, outer)
+
+
+def _outer(directory: Path) -> dict[str, Any] | None:
+    """The ``config.json`` of a model whose language model is a part of it."""
+    file = configuration_file(directory)
+    fields = {} if file.suffix == SUFFIX else read_json(file)
+    return fields if "text_config" in fields else None
+
+
 def config_of(fields: dict[str, Any], name: str) -> Any:
-    """The same of the parsed ``config.json`` of a model that is not here."""
-    return _checked(lambda: _made_config(fields), fields, f"{name}: config.json", name)
+    """The same of the parsed ``config.json`` of a model that is not here; of one that takes images the whole one."""
+    config = _checked(lambda: _made_config(fields), fields, f"{name}: config.json", name)
+    return _made_config(fields) if "text_config" in fields else config
 
 
 def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: str) -> Any:
@@ -141,11 +156,10 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
             f"{name} is quantized ({method}), which this engine does not run; use weights of {known}, bfloat16 or "
             "float16"
         )
+    config = _language_model(config, name)
     refusal = layers_refusal(config)
     if refusal is not None:
         raise ModelError(f"{name} ({config.model_type}) {refusal}")
-    if config.get_text_config() is not config:
-        raise ModelError(f"{name} is a multimodal {config.model_type} model; only text models are run")
     try:
         heads, _ = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
     except RuntimeError:  # transformers: a number that differs between layers was asked for as if it did not
@@ -154,6 +168,20 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
         ) from None
     if not heads:
         raise ModelError(f"{name} ({config.model_type}) is not a transformer decoder with attention heads")
+    return config
+
+
+def _language_model(whole: Any, name: str) -> Any:
+    """The configuration of the language model of ``whole``, with what only that says."""
+    config = whole.get_text_config()
+    if config is whole:
+        return config
+    if whole.model_type not in SEEING:
+        raise ModelError(
+            f"{name} is a multimodal {whole.model_type} model; of those only {', '.join(sorted(SEEING))} are run"
+        )
+    for told in ("architectures", "dtype", "tie_word_embeddings"):
+        setattr(config, told, getattr(whole, told, None))
     return config
 
 
@@ -218,7 +246,10 @@ def describe(directory: Path, config: Any, weights: str | None = None, dtype: st
     `ModelError` where one is damaged. ``weights``: as in `Checkpoint`. ``dtype``: what is computed in, ``auto`` for
     what they were saved in."""
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
-    spec = count_files(directory, config.to_dict() | known, weights, dtype, cuts_of(config))
+    fields, outer = config.to_dict() | known, _outer(directory)
+    if outer is not None:
+        fields = {**{name: fields[name] for name in ("architectures", "dtype")}, **outer, "text_config": fields}
+    spec = count_files(directory, fields, weights, dtype, cuts_of(config))
     name = (config.architectures or [type(config).__name__])[0]
     return replace(
         spec,

@@ -50,6 +50,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "qwen2_moe": _NARROW | _WINDOW | {"layer_types", "use_sliding_window", "shared_expert_intermediate_size"},
     "qwen3": _HEAD,
     "qwen3_moe": _NARROW,
+    "qwen3_vl_text": _HEAD,
     "seed_oss": _HEAD,
     "youtu": frozenset({"q_lora_rank", "v_head_dim"}),
 }
@@ -84,7 +85,7 @@ def _plain_fields(directory: Path) -> dict[str, Any] | None:
 
 def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     """Whether all that transformers would say of this model is known here: nothing is refused, no default is used."""
-    if not shape.known or shape.multimodal or shape.other_layers or shape.family.mixer is not None:
+    if not shape.known or (shape.multimodal and not shape.sees) or shape.other_layers or shape.family.mixer is not None:
         return False
     if shape.family.attention == "compressed":  # transformers has several names for most of its fields
         return False
@@ -93,5 +94,7 @@ def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     quantization = quantization_of(fields)
     if quantization and quantization.get("quant_method") not in known_methods():
         return False
+    if shape.sees:
+        fields = {**shape.family.defaults, **fields["text_config"]}
     told = set(fields) | (_EXPERTS if any(name in fields for name in _COUNTS) else set())
     return all(fields.get(name) is not None for name in _ALWAYS) and NEEDED.get(shape.model_type, set()) <= told

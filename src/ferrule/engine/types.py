@@ -106,6 +106,39 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Feature:
+    """Tensor of an image's features. ``dtype``: torch's name of it. ``data``: its numbers, row by row, in the machine's
+    order of bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """One image of a prompt, as the model's processor made it.
+
+    ``begin``: where its placeholders begin in the prompt; ``tokens``: how many of the prompt's tokens it covers.
+    ``features``: the processor's tensors (``pixel_values``, ``image_grid_thw`` ...). ``digest``: SHA-256 of them, by
+    which images are told apart.
+    """
+
+    begin: int
+    tokens: int
+    features: Mapping[str, Feature]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class ImagePrompt:
+    """Prompt with a placeholder for each of the tokens that ``images`` cover."""
+
+    tokens: tuple[int, ...]
+    images: tuple[ImageInput, ...]
+
+
+@dataclass(frozen=True)
 class Progress:
     """Progress of loading: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``)."""
 
@@ -164,7 +197,8 @@ class ChatMessage(TypedDict):
     """Message of one side of a conversation, as chat templates take it."""
 
     role: str
-    content: str
+    content: str | list[dict[str, Any]]
+    """A list of parts, ``{"type": "text", "text": …}`` and ``{"type": "image"}``, only where there are images."""
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, Any]]]
     """As OpenAI writes them, but with the arguments as an object."""
@@ -224,6 +258,8 @@ class Engine(Protocol):
     ranks: tuple[RankInfo, ...]
     adapters: tuple[str, ...]
     """Names of the LoRA adapters that `SamplingParams.adapter` may say."""
+    image_marker: str | None
+    """Text that stands for an image in a rendered prompt; None: the model takes text only."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -233,8 +269,18 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
-        """Yield tokens as they are made. Closing the iterator early cancels the sequence on every rank.
+    async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
+        """The prompt of a rendered ``text``, in which an `image_marker` stands for each of ``images``, in their order:
+        files of PNG, JPEG, WebP or GIF (whose first frame counts). Raises `RequestError` where their number differs
+        from that of the markers, where one cannot be read or is too large, where the prompt has no room in the context,
+        and for a model that takes text only; ``param`` is ``images.N`` where it is the fault of one, from 0."""
+        ...
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+    ) -> AsyncGenerator[Token, None]:
+        """Yield tokens as they are made. Closing the iterator early cancels the sequence on every rank. ``images``: of
+        the ``prompt``, as `read_images` gave both.
 
         When a rank is lost there is a pause, and the answer goes on. Raises `RequestError` before the first token when
         the prompt leaves no room (``code="context_length_exceeded"``), and at any point for a request that crashes the

@@ -54,6 +54,8 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         within = layer_of(tensor.name)
         if within is None:
             place = place_of(tensor.name)
+            if place == "vision" and not shape.sees:
+                place = "elsewhere"
             if place is not None:
                 cut = place == "head" or (place == "embedding" and "per_layer" not in tensor.name)
                 places[place] += _weights(tensor, cut, holding, place)
@@ -94,9 +96,10 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         tensor_refusal=_refusal(shape, "tensor parallel", shape.family.tensor),
         pipeline_refusal=_refusal(shape, "pipeline", shape.family.stages),
         expert_refusal=_expert_refusal(shape),
-        notes=_notes(shape, places["elsewhere"]),
+        notes=_notes(shape, places["elsewhere"], places["vision"]),
         known_family=shape.known,
         streams=shape.streams,
+        vision=places["vision"],
     )
 
 
@@ -238,9 +241,9 @@ def _expert_refusal(shape: Shape) -> str | None:
     return _refusal(shape, "expert parallel", shape.family.tensor)
 
 
-def _notes(shape: Shape, elsewhere: Weights) -> tuple[str, ...]:
+def _notes(shape: Shape, elsewhere: Weights, vision: Weights) -> tuple[str, ...]:
     notes = []
-    if shape.multimodal:
+    if shape.multimodal and not vision.bytes:
         notes.append("only the language model is counted; what sees or hears is not")
     elif elsewhere.bytes:
         notes.append(f"{elsewhere.bytes:,} bytes of the files are no part of decoding (such as multi-token prediction)")

@@ -9,13 +9,14 @@ from typing import Literal
 from ferrule.model.families.family import Cuts
 from ferrule.model.layer import Kind
 
-Place = Literal["embedding", "head", "final", "elsewhere"]
+Place = Literal["embedding", "head", "final", "vision", "elsewhere"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.(\d+)\.(.+)$")
 _NO_WEIGHT = re.compile(
     r"rotary_emb\.inv_freq|rotary_pos_emb|\.attention\.(?:bias|masked_bias)$|(?:^|\.)rope_(?:freqs|factors)"
 )
 _OTHER_PART = re.compile(r"(?:^|\.)(?:mtp|visual|vision\w*|audio\w*|multi_modal\w*|mm_\w*|embed_(?:vision|audio))\.")
+_VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|multi_modal\w*|mm_\w*|embed_vision)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens\w*|embed_in|embed|wte|wpe|token_embd|embeddings?|word_embeddings)\.")
 _HEAD = re.compile(
     r"(?:(?:^|\.)(?:lm_head|embed_out|output)|^head)\.(?:weight|bias|scales|biases|base_layer|qweight|qzeros|g_idx)"
@@ -64,12 +65,12 @@ def layer_of(name: str) -> tuple[int, str] | None:
 
 
 def place_of(name: str) -> Place | None:
-    """Place of a tensor of no layer; ``elsewhere``: in another part than the language model (vision, multi-token
+    """Place of a tensor of no layer; ``vision``, ``elsewhere``: in another part than the language model (multi-token
     prediction); None: it is no weight."""
     if _NO_WEIGHT.search(name):
         return None
     if _OTHER_PART.search(name):
-        return "elsewhere"
+        return "vision" if _VISION.search(name) else "elsewhere"
     if _HEAD.search(name):
         return "head"
     return "embedding" if _EMBEDDING.search(name) else "final"

@@ -267,6 +267,6 @@ def _has_more(shape: Shape, index: Index) -> bool:
     """Whether the index holds tensors that are no part of the language model's decoding."""
     for name in index.files:
         within = layer_of(name)
-        if within[0] >= len(shape.layers) if within else place_of(name) == "elsewhere":
+        if within[0] >= len(shape.layers) if within else place_of(name) in ("vision", "elsewhere"):
             return True
     return False

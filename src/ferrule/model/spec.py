@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -29,6 +29,7 @@ class ModelSpec:
     ``tensor_refusal``, ``pipeline_refusal`` and ``expert_refusal`` say why the built-in engine cannot split this
     architecture that way, or are None. ``notes``: what a user should know about these numbers.
     ``streams``: hidden states of a token side by side between layers (hyper-connections: Xie et al. 2026).
+    ``vision``: the part that sees, held whole by every rank of the first stage.
     ``known_family``: False where cache and arithmetic are a guess, as of full attention.
     """
 
@@ -54,6 +55,7 @@ class ModelSpec:
     notes: tuple[str, ...] = ()
     known_family: bool = True
     streams: int = 1
+    vision: Weights = field(default_factory=Weights)
 
     @property
     def layers(self) -> int:
@@ -91,6 +93,7 @@ class ModelSpec:
             embedding=self.embedding.in_engine,
             head=self.head.in_engine,
             final=self.final.in_engine,
+            vision=self.vision.in_engine,
         )
 
     @cached_property
@@ -99,7 +102,8 @@ class ModelSpec:
 
     @property
     def embedding_bytes(self) -> int:
-        return self.embedding.bytes
+        """Bytes that a first pipeline stage holds beside its layers."""
+        return self.embedding.bytes + self.vision.bytes
 
     @property
     def head_bytes(self) -> int:
@@ -109,18 +113,20 @@ class ModelSpec:
     @property
     def bytes(self) -> int:
         """All weights, as stored."""
-        return sum(self.layer_bytes) + self.embedding.bytes + self.final.bytes + (0 if self.tied else self.head.bytes)
+        ends = self.embedding.bytes + self.vision.bytes + self.final.bytes + (0 if self.tied else self.head.bytes)
+        return sum(self.layer_bytes) + ends
 
     @property
     def parameters(self) -> int:
-        ends = self.embedding.parameters + self.final.parameters + (0 if self.tied else self.head.parameters)
+        ends = self.embedding.parameters + self.vision.parameters + self.final.parameters
+        ends += 0 if self.tied else self.head.parameters
         return ends + sum(layer.parameters for layer in self.decoder)
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses, the whole embedding table counted (as model cards do)."""
         routed_elsewhere = sum(layer.parameters - layer.active_parameters for layer in self.decoder)
-        return self.parameters - routed_elsewhere
+        return self.parameters - routed_elsewhere - self.vision.parameters
 
     @property
     def hidden_bytes(self) -> float:
@@ -162,7 +168,7 @@ class ModelSpec:
         size = sum(layer.held_bytes(share) for layer in self.decoder[first_layer:last_layer])
         has_embedding, has_head = first_layer == 0, last_layer == self.layers
         if has_embedding:
-            size += self.embedding.held(vocabulary)
+            size += self.embedding.held(vocabulary) + self.vision.held(1.0)
         if has_head:
             size += self.final.held(1.0)
             size += 0 if self.tied and has_embedding else self.head.held(vocabulary)

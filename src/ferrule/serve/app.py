@@ -12,12 +12,13 @@ from fastapi.responses import Response
 
 from ferrule import __version__
 from ferrule.engine import Engine
-from ferrule.serve.answer.prompt import body_limit
+from ferrule.serve.answer.prompt import IMAGE_BODY_BYTES, body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
 from ferrule.serve.anthropic import routes as anthropic_routes
 from ferrule.serve.http.auth import Guard
 from ferrule.serve.http.errors import described, described_as, install
 from ferrule.serve.http.respond import respond
+from ferrule.serve.images.fetch import Fetcher
 from ferrule.serve.keys.allowed import AllowedModels
 from ferrule.serve.keys.keyring import Keyring
 from ferrule.serve.models import Aliases, Models, OneModel
@@ -50,6 +51,7 @@ def create_app(
     max_sequences: int = MAX_SEQUENCES,
     tool_parser: str = AUTO,
     aliases: Aliases | None = None,
+    fetcher: Fetcher | None = None,
 ) -> FastAPI:
     """The application that serves ``engine``, or several models. Engines remain the caller's to close.
 
@@ -59,6 +61,7 @@ def create_app(
     ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
     These two and ``aliases`` are of one model; several have their own.
+    ``fetcher``: of images that requests name by URL; None: such requests are refused.
     ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key, and for
     a file of keys that cannot be used.
     """
@@ -79,8 +82,10 @@ def create_app(
 
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.models = models
-    app.add_middleware(Guard, keys=keyring, body_limit=body_limit(longest))
+    app.state.models, app.state.fetcher = models, fetcher
+    sees = any(each.image_marker is not None for each in served.cards())
+    images = IMAGE_BODY_BYTES if sees else 0
+    app.add_middleware(Guard, keys=keyring, body_limit=body_limit(longest), image_bytes=images)
     app.add_middleware(Leases)
     if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
         app.add_middleware(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -18,12 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.engine import Engine
 from ferrule.serve.app import create_app
+from ferrule.serve.collector import collect_when_idle, spare_requests
 from ferrule.serve.http import connections
 from ferrule.serve.http.connections import HttpConfig, connection_limit
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.logs import RepeatFilter
 from ferrule.serve.http.request_log import RequestLog
 from ferrule.serve.http.tls import ServerTls
+from ferrule.serve.images.fetch import Fetcher
 from ferrule.serve.models import Aliases
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.tools.families import AUTO
@@ -72,6 +73,7 @@ async def serve(
     requests: RequestLog | None = None,
     tls: ServerTls | None = None,
     origins: Sequence[str] = (),
+    image_urls: bool = False,
     tool_parser: str = AUTO,
     aliases: Aliases | None = None,
     on_ready: Callable[[Served], None],
@@ -79,7 +81,8 @@ async def serve(
     """Start an engine, or several models, and serve on ``listener`` until SIGINT or SIGTERM; returns when everything is
     closed.
 
-    ``requests``: where each request is written down. ``tls``: None for plain HTTP. Others: as `create_app` takes them.
+    ``requests``: where each request is written down. ``tls``: None for plain HTTP.
+    ``image_urls``: images of requests are fetched by https. Others: as `create_app` takes them.
     While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
     fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
     """
@@ -94,12 +97,19 @@ async def serve(
             engine = await _unless(stop, start())
             if engine is not None:
                 app = create_app(
-                    engine, api_key=api_key, keys=keys, origins=origins, tool_parser=tool_parser, aliases=aliases
+                    engine,
+                    api_key=api_key,
+                    keys=keys,
+                    origins=origins,
+                    tool_parser=tool_parser,
+                    aliases=aliases,
+                    fetcher=Fetcher() if image_urls else None,
                 )
                 gate.app = app
-                _spare_collector()
+                spare_requests()
                 on_ready(engine)
-                await _watch(engine, stop)
+                with _collecting(engine):
+                    await _watch(engine, stop)
                 app.state.models.close()
         finally:
             server.should_exit = True
@@ -108,10 +118,19 @@ async def serve(
                 requests.close()
 
 
-def _spare_collector() -> None:
-    """Take what is there for good out of the garbage collector's rounds: each would hold up every request for 80 ms."""
-    gc.collect()
-    gc.freeze()
+@contextmanager
+def _collecting(engine: Engine | ManyModels) -> Iterator[None]:
+    """Collect garbage in moments in which no model has a request."""
+
+    def idle() -> bool:
+        running = [each for _, each in engine.states()] if isinstance(engine, ManyModels) else [engine]
+        return not any(health.running or health.waiting for health in (each.health() for each in running))
+
+    task = asyncio.create_task(collect_when_idle(idle))
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def _unless(stop: asyncio.Event, starting: Awaitable[Served]) -> Served | None:

@@ -19,9 +19,9 @@ from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.host.requests import CALM_TOKENS, Requests
 from ferrule.engine.host.restart_policy import MOST_CRASHES, RestartPolicy
-from ferrule.engine.messages import Add
+from ferrule.engine.messages import Add, Attach, images_of
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.types import PromptToken, SamplingParams
+from ferrule.engine.types import Feature, ImageInput, PromptToken, SamplingParams
 from ferrule.errors import EngineError, FerruleError, ModelError, ModelUnavailable, RequestError
 from ferrule.plan import make_plan
 
@@ -302,12 +302,26 @@ def test_what_is_known_of_a_prompt_is_not_asked_again_and_kept_once() -> None:
     request = requests.add(range(7), SamplingParams(prompt_logprobs=0))
     requests.scored(request, 0, scores[:3])
     requests.interrupted(crashed=True)
-    order = request.message()
+    (order,) = request.messages()
     assert isinstance(order, Add)
     assert order.scored == 3
     requests.scored(request, 1, scores[1:5])  # more than was asked for
     requests.scored(request, 5, scores[5:])
     assert request.scores == scores
+
+
+def test_the_images_of_a_prompt_come_again_after_a_crash() -> None:
+    requests = Requests()
+    feature = Feature("float32", (2, 600_000), bytes(4_800_000))
+    images = (ImageInput(1, 2, {"pixel_values": feature}, b"digest"),)
+    request = requests.add((5, 6, 6), SamplingParams(), images=images)
+    for _ in range(2):
+        *pieces, order = request.messages()
+        assert isinstance(order, Add)
+        assert order.images
+        assert images_of(b"".join(each.piece for each in pieces if isinstance(each, Attach))) == images
+        requests.sent(request)
+        requests.interrupted(crashed=True)
 
 
 def test_a_vector_is_computed_again_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

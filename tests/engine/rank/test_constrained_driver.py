@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -53,7 +54,7 @@ class RandomLogits:
     def __init__(self, world: fabric.Group) -> None:
         self.world, self.plan, self.device = world, PLAN, open_device("cpu", 1)
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch, features: Sequence[bytes] = ()) -> torch.Tensor:
         return torch.randn(len(batch.logit_rows()), VOCABULARY)
 
 

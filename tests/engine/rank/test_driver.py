@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,9 @@ def test_logits_of_devices_that_lost_a_peer_are_not_used() -> None:
 
     driver = object.__new__(Driver)
     world = SimpleNamespace(check=check)
-    runner: Any = SimpleNamespace(run=lambda batch: torch.empty(0, 3), device=open_device("cpu", 1), world=world)
+    runner: Any = SimpleNamespace(
+        run=lambda batch, features: torch.empty(0, 3), device=open_device("cpu", 1), world=world
+    )
     scheduler: Any = SimpleNamespace(by_identity={}, complete=lambda *given: completed.append(given) or [])
     driver.runner, driver.scheduler, driver.samplers = runner, scheduler, {}
     with pytest.raises(FabricError, match="rank 1 is lost"):
@@ -44,7 +47,8 @@ class Counting:
         self.world: Any = SimpleNamespace(check=lambda: None)
         self.batches: list[Batch] = []
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch, features: Sequence[bytes] = ()) -> torch.Tensor:
+        assert not features
         self.batches.append(batch)
         return torch.zeros(sum(span.sample for span in batch.spans), 8)
 

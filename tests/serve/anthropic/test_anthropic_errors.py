@@ -43,7 +43,7 @@ def turn(*content: Any, role: str = "user") -> Any:
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content: block 0"),
         ({"extra_body": {"temperature": 3}}, "temperature: "),
         ({"stop_sequences": [""]}, "stop_sequences: a stop string"),
-        (turn(IMAGE), "messages.1.content.0: not supported: this model takes no images"),
+        (turn(IMAGE), "messages.1.content.0: not supported: this model takes text only"),
         (turn({"type": "audio"}), "messages.1.content.0: not supported: blocks of type 'audio'"),
         (
             turn({"type": "tool_result", "tool_use_id": "1", "content": ["x"]}),

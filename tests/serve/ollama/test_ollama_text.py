@@ -208,11 +208,16 @@ def test_without_a_prompt_a_model_is_loaded_or_unloaded(talk: ollama.Client, eng
     [
         ("generate", {"prompt": "hi", "template": "{{ .Prompt }}"}, 400, "template: not supported"),
         ("generate", {"prompt": "def f(", "suffix": "return x"}, 400, "suffix: not supported"),
-        ("generate", {"prompt": "hi", "images": ["aGk="]}, 400, "sees no images"),
+        ("generate", {"prompt": "hi", "images": ["aGk="]}, 400, "images.0: not supported: this model takes text only"),
         ("generate", {"prompt": "hi", "top_logprobs": 2}, 400, "top_logprobs"),
         ("generate", {"prompt": "hi", "model": ""}, 400, "model"),
         ("generate", {"prompt": "hi", "format": "xml"}, 400, "format: must be 'json' or a JSON schema"),
-        ("chat", {"messages": [{"role": "user", "content": "?", "images": ["aGk="]}]}, 400, "messages.0.images"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "?", "images": ["aGk="]}]},
+            400,
+            "messages.0.images.0: not supported",
+        ),
         ("chat", {"messages": [{"role": "judge", "content": "?"}]}, 400, "messages.0.role"),
         ("chat", {"messages": HELLO, "think": 3}, 400, "think"),
         ("chat", {"messages": HELLO, "model": "llama3.2"}, 404, "'llama3.2' is not served here"),

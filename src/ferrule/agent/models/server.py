@@ -96,6 +96,7 @@ class ModelServer:
                 requests=requests,
                 tls=tls,
                 origins=desired.origins,
+                image_urls=desired.image_urls,
                 on_ready=lambda _: None,
             )
         finally:

@@ -71,14 +71,15 @@ def connect(
     if write and client.kind is None:
         raise ConfigError(f"{client.title} has no settings file; leave --write out, and set what is printed")
 
-    from ferrule.cli.serving.client import ChatServer
+    from ferrule.cli.serving.client import Card, ChatServer
 
     with closing(ChatServer(url or f"http://127.0.0.1:{port}", key or None, cacert)) as server:
         cards = server.cards()
         if not cards:
             raise ConfigError(f"{server.url} serves no model")
         chosen = model or next(iter(cards))
-        target = Target(server.url.removesuffix("/v1"), chosen, cards.get(chosen), key or None, cacert)
+        card = cards.get(chosen, Card())
+        target = Target(server.url.removesuffix("/v1"), chosen, card.context, key or None, cacert, card.able)
         if write:
             _write(name, client, target, yes=yes)
         else:

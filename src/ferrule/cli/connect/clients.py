@@ -19,13 +19,19 @@ KEY_VARIABLE: Final = "FERRULE_API_KEY"
 
 @dataclass(frozen=True)
 class Target:
-    """A server, without ``/v1``, and a model of it with the most tokens of its context, where that is known."""
+    """A server, without ``/v1``, and a model of it with the most tokens of its context, where that is known.
+    ``able``: its capabilities, such as ``vision``."""
 
     url: str
     model: str
     context: int | None = None
     key: str | None = None
     cacert: Path | None = None
+    able: frozenset[str] = frozenset()
+
+    @property
+    def sees(self) -> bool:
+        return "vision" in self.able
 
     @property
     def v1(self) -> str:
@@ -107,10 +113,12 @@ def _codex(target: Target) -> list[Edit]:
 def _opencode(target: Target) -> list[Edit]:
     """https://opencode.ai/docs/providers: any server of OpenAI's API by the AI SDK's package; ``{env:NAME}`` is read
     from the environment. Its models have to be listed. Version 2 takes it, too (https://opencode.ai/docs/migrate-v1).
-    """
+    Without ``modalities`` it sends no images (https://github.com/anomalyco/opencode/issues/25229)."""
     model: dict[str, Any] = {"name": target.model}
     if target.context:
         model["limit"] = {"context": target.context, "output": target.context}
+    if target.sees:
+        model["modalities"] = {"input": ["text", "image"], "output": ["text"]}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Ferrule",
@@ -142,16 +150,19 @@ def _aider(target: Target) -> list[Edit]:
 
 def _continue(target: Target) -> list[Edit]:
     """https://docs.continue.dev/customize/model-providers/top-level/openai and /reference: ``models`` are a list. The
-    key is written into the file, which this user alone may read then."""
+    key is written into the file, which this user alone may read then. Images are sent to models that are known for it,
+    or told (https://docs.continue.dev/customize/deep-dives/model-capabilities)."""
     roles = ("name", "provider", "model", "apiBase", "apiKey", "roles")
     values = ("Ferrule", "openai", target.model, target.v1, target.key or NO_KEY, ["chat", "edit", "apply"])
-    return [Edit(("models",), dict(zip(roles, values, strict=True)), named="Ferrule")]
+    able = [name for ours, name in (("tools", "tool_use"), ("vision", "image_input")) if ours in target.able]
+    told = {"capabilities": able} if target.sees else {}
+    return [Edit(("models",), {**dict(zip(roles, values, strict=True)), **told}, named="Ferrule")]
 
 
 def _zed(target: Target) -> list[Edit]:
     """https://zed.dev/docs/ai/use-api-access: keys are no settings; of a provider called ``ferrule`` Zed reads
     ``FERRULE_API_KEY``. ``max_tokens`` is the context."""
-    able = {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False}
+    able = {"tools": True, "images": target.sees, "parallel_tool_calls": True, "prompt_cache_key": False}
     model = {
         "name": target.model,
         "display_name": f"{target.model} (Ferrule)",

@@ -32,10 +32,14 @@ def steps_of(model: str, plan: Plan) -> list[StepText]:
     """The step of each stage's first rank; its other ranks do the same with their parts."""
     with needs("engine", "plan --explain-step"):
         from ferrule.engine.rank.step.explain import explain_step
-        from ferrule.engine.source import config_of, read_config
+        from ferrule.engine.source import config_of, read_config, read_seeing
 
         found = read_configuration(model)
-        config = read_config(found) if isinstance(found, Path) else config_of(found, model)
+        if isinstance(found, Path):
+            config = read_config(found)
+            config = read_seeing(found) or config
+        else:
+            config = config_of(found, model)
         return [explain_step(config, shard) for shard in plan.shards if shard.part == 0]
 
 

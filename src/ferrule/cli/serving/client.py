@@ -6,7 +6,7 @@ import json
 import ssl
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -22,6 +22,13 @@ class Reasoning(str):
     """Piece of an answer that the model says to itself."""
 
     __slots__ = ()
+
+
+class Card(NamedTuple):
+    """What a server tells of a model: the most tokens of its ``context``, and what it is ``able`` to do."""
+
+    context: int | None = None
+    able: frozenset[str] = frozenset()
 
 
 class ChatServer:
@@ -50,12 +57,15 @@ class ChatServer:
         """The names of the models that are served."""
         return list(self.cards())
 
-    def cards(self) -> dict[str, int | None]:
-        """The models that are served: by name the most tokens of the context, where the server tells."""
+    def cards(self) -> dict[str, Card]:
+        """The models that are served, by name."""
         try:
             response = self._http.get(f"{self.url}/models")
             _check(response)
-            return {str(model["id"]): model.get("max_model_len") for model in response.json()["data"]}
+            return {
+                str(each["id"]): Card(each.get("max_model_len"), frozenset(each.get("capabilities") or ()))
+                for each in response.json()["data"]
+            }
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -26,6 +26,7 @@ class Front:
     requests: RequestLog | None
     tls: ServerTls | None
     origins: tuple[str, ...]
+    image_urls: bool = False
 
     @property
     def port(self) -> int:
@@ -51,6 +52,7 @@ class Front:
                 requests=self.requests,
                 tls=self.tls,
                 origins=self.origins,
+                image_urls=self.image_urls,
                 on_ready=on_ready,
                 **options,
             )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ferrule.cli import complete
+from ferrule.cli.serving.alone import choose, run_alone
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
-    DEMO,
     DEMO_RANKS,
     MODEL,
     Device,
@@ -36,15 +36,6 @@ from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ferrule.cli.serving.placing import Placing
-    from ferrule.engine import Engine, EngineOptions
-    from ferrule.engine.host.local_ranks import LocalPlanner
-    from ferrule.engine.host.speed import Speed
-    from ferrule.serve.models import Aliases
 
 DEFAULT_PORT = 8420
 
@@ -113,6 +104,12 @@ def serve(
         str | None,
         typer.Option(envvar="FERRULE_ALLOW_ORIGINS", metavar="URL,…", help="Let web pages of these origins use it."),
     ] = None,
+    image_urls: Annotated[
+        bool,
+        typer.Option(
+            "--image-urls", envvar="FERRULE_IMAGE_URLS", help="Fetch images that requests name by an https URL."
+        ),
+    ] = False,
     request_log: Annotated[
         str | None,
         typer.Option(
@@ -226,6 +223,7 @@ def serve(
             plain_http=plain_http,
             request_log=None if request_log is None else str(Path(request_log).expanduser().absolute()),
             origins=origins,
+            image_urls=image_urls,
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
@@ -276,7 +274,7 @@ def serve(
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
-        front = Front(listener, host, api_key, keys, requests, tls, origins)
+        front = Front(listener, host, api_key, keys, requests, tls, origins, image_urls)
         if several:
             run_several(
                 console,
@@ -312,46 +310,4 @@ def serve(
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
-        _run(console, options, planner, place, front, tool_parser, aliases)
-
-
-def _run(
-    console: Console,
-    options: EngineOptions,
-    planner: LocalPlanner,
-    place: Placing,
-    front: Front,
-    tool_parser: str,
-    aliases: Aliases,
-) -> None:
-    """Until it is stopped."""
-    from ferrule.cli.display import Loading, show_ready
-    from ferrule.engine import start
-    from ferrule.engine.host.speed import speed_of
-
-    speed: Speed | None = None
-
-    async def load() -> Engine:
-        nonlocal speed
-        with Loading(console) as loading:
-            engine = await start(options, loading, planner=planner.about, choose_plan=place.plan)
-            speed = await speed_of(engine, None if place.machine is None else place.machine.device)
-            return engine
-
-    def ready(engine: Engine) -> None:
-        show_ready(console, engine, front.host, front.port, with_key=front.keyed, tls=front.tls, speed=speed)
-
-    front.run(load, ready, tool_parser=tool_parser, aliases=aliases)
-
-
-def choose(model: str | None, *, demo: bool) -> str:
-    """The one model that was asked for. Raises `ConfigError` for none and for two."""
-    if demo and model not in (None, DEMO):
-        raise ConfigError(f"--demo and {model}: serve one of them")
-    if demo:
-        return DEMO
-    if model is None:
-        raise ConfigError(
-            "no model is given; name a directory, a GGUF file or a hub id, or try the embedded one with --demo"
-        )
-    return model
+        run_alone(console, options, planner, place, front, tool_parser, aliases)

@@ -107,6 +107,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
     from ferrule.engine.host.local import name_of
     from ferrule.engine.host.local_ranks import LocalPlanner
     from ferrule.engine.host.prepare import in_background, prepare
+    from ferrule.engine.images.prompts import marker_of
     from ferrule.engine.options import parse_adapters
     from ferrule.serve.models.offer import Offer, Unloaded
 
@@ -142,6 +143,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         options.max_context or model.spec.max_context,
         tuple(each.name for each in options.adapters),
         model.embedding,
+        image_marker=None if model.images is None else marker_of(model.images, model.tokenizer),
     )
     return Offer(
         unloaded,

@@ -19,11 +19,15 @@ from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
+from ferrule.engine.images.prompts import ImagePrompts, order_of
+from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.source import DEMO, called
+from ferrule.engine.source import COMPUTED, DEMO, called
 from ferrule.engine.types import (
     Health,
+    ImageInput,
+    ImagePrompt,
     ProgressCallback,
     RankInfo,
     SamplingParams,
@@ -49,6 +53,8 @@ INTERRUPTED_SECONDS = 300.0
 
 VECTORS_ONLY = "this model has no output layer: it makes vectors (/v1/embeddings), and cannot answer"
 
+TEXT_ONLY = "this model takes text only, no images"
+
 DEMO_NAME = "ferrule-demo"
 
 
@@ -70,6 +76,14 @@ class LocalEngine:
         self.tokenizer = model.tokenizer
         self.embedding = model.embedding
         self.default_sampling = model.default_sampling
+        self._reader: ImageReader | None = None
+        self._images: ImagePrompts | None = None
+        if model.images is not None:
+            stored = model.spec.stored if model.spec.stored in COMPUTED else "float32"
+            dtype = stored if options.dtype == "auto" else options.dtype
+            self._reader = ImageReader(order_of(model.directory, model.images, dtype))
+            self._images = ImagePrompts(model.images, model.tokenizer, self._reader)
+        self.image_marker = None if self._images is None else self._images.marker
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
@@ -105,9 +119,19 @@ class LocalEngine:
         finally:
             self._on_progress = None
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
+    async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
+        """See `ferrule.engine.types.Engine.read_images`."""
+        if self._images is None:
+            raise RequestError(TEXT_ONLY, code="unsupported")
+        return await self._images.read(text, images, self.max_context - 1, add_special_tokens=add_special_tokens)
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+    ) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
+        if images and self.image_marker is None:
+            raise RequestError(TEXT_ONLY, code="unsupported")
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
         if params.adapter is not None and params.adapter not in self.adapters:
@@ -116,7 +140,7 @@ class LocalEngine:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
-        with self._opened(self._requests.add(prompt, params)) as stream:
+        with self._opened(self._requests.add(prompt, params, images=images)) as stream:
             finished = False
             while not finished:
                 token = _taken(await stream.get(), Token)
@@ -172,6 +196,8 @@ class LocalEngine:
 
     async def close(self) -> None:
         await self._supervisor.close()
+        if self._reader is not None:
+            await self._reader.close()
         for stream in self._streams.values():
             stream.put_nowait(EngineError("the engine was closed"))
 
@@ -270,7 +296,8 @@ class LocalEngine:
             if request.params.constraint is not None and not self._taught:
                 self._supervisor.send(Learn(self.tokenizer.to_json() or ""))
                 self._taught = True
-            self._supervisor.send(request.message())
+            for message in request.messages():
+                self._supervisor.send(message)
             self._requests.sent(request)
             self._stop_timer(request)
 

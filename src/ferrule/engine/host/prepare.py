@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.adapters import counted, find
+from ferrule.engine.images.families import Told
+from ferrule.engine.images.prompts import told_of
 from ferrule.engine.options import Adapter, EngineOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.engine.source import HEAD, resolve
@@ -32,7 +34,8 @@ PlanChoice = Callable[[ModelSpec], Plan]
 @dataclass(frozen=True)
 class PreparedModel:
     """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json. ``identity``: by which
-    the hosts of the ranks tell this model from others. ``adapters``: with the directories of their files."""
+    the hosts of the ranks tell this model from others. ``adapters``: with the directories of their files. ``images``:
+    how it takes them; None: it takes text only."""
 
     directory: Path
     spec: ModelSpec
@@ -43,6 +46,7 @@ class PreparedModel:
     identity: str
     adapters: tuple[Adapter, ...] = ()
     embedding: Embedding = field(default_factory=Embedding)
+    images: Told | None = None
 
 
 def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
@@ -73,7 +77,8 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     ends |= tokenizer.end_tokens
-    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding)
+    images = told_of(directory)
+    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

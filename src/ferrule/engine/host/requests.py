@@ -7,11 +7,11 @@ one crash less (suspects) go on one at a time, and all others after them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ferrule.engine.messages import Add, Embed
-from ferrule.engine.types import PromptToken, SamplingParams
+from ferrule.engine.messages import Add, Attach, Embed, attached
+from ferrule.engine.types import ImageInput, PromptToken, SamplingParams
 from ferrule.model import PoolingMode
 
 POISON = 3
@@ -23,13 +23,14 @@ CALM_TOKENS = 64
 @dataclass
 class Request:
     """``pooling``: it asks for a vector, not for tokens. ``scores``: of the prompt's tokens but the first, as far as
-    they are asked for and known. ``made``: the tokens of its answer so far. ``sent``: the ranks have it.
-    ``since_sent``: tokens since then."""
+    they are asked for and known. ``images``: of its prompt. ``made``: the tokens of its answer so far. ``sent``: the
+    ranks have it. ``since_sent``: tokens since then."""
 
     number: int
     prompt: tuple[int, ...]
     params: SamplingParams
     pooling: PoolingMode | None = None
+    images: tuple[ImageInput, ...] = ()
     scores: list[PromptToken] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     sent: bool = False
@@ -41,11 +42,14 @@ class Request:
     def suspect(self) -> bool:
         return self.crashes >= POISON - 1
 
-    def message(self) -> Add | Embed:
-        """Order to the driver."""
+    def messages(self) -> Iterator[Attach | Add | Embed]:
+        """Orders to the driver."""
         if self.pooling is not None:
-            return Embed(self.number, self.prompt, self.pooling)
-        return Add(self.number, self.prompt, tuple(self.made), self.params, len(self.scores))
+            yield Embed(self.number, self.prompt, self.pooling)
+            return
+        if self.images:
+            yield from attached(self.number, self.images)
+        yield Add(self.number, self.prompt, tuple(self.made), self.params, len(self.scores), bool(self.images))
 
 
 class Requests:
@@ -55,9 +59,15 @@ class Requests:
         self.open: dict[int, Request] = {}
         self._last = 0
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, pooling: PoolingMode | None = None) -> Request:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        pooling: PoolingMode | None = None,
+        images: Sequence[ImageInput] = (),
+    ) -> Request:
         self._last += 1
-        request = self.open[self._last] = Request(self._last, tuple(prompt), params, pooling)
+        request = self.open[self._last] = Request(self._last, tuple(prompt), params, pooling, tuple(images))
         return request
 
     def remove(self, request: Request) -> None:

@@ -7,7 +7,7 @@ transformers cache is involved. A module with attention of its own kind brings t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,8 @@ def batch_attention(
             keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
         else:
             keys, values = segment.cache.seen(kept_by, segment.stop - segment.start)
-        outputs.append(attend(query[0, :, span], keys, values, segment.masks, scaling, window, softcap, s_aux, chunk))
+        kind = scaling, window, softcap, s_aux, chunk, segment.blocks
+        outputs.append(attend(query[0, :, span], keys, values, segment.masks, *kind))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
 
@@ -106,12 +107,14 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     chunk: int | None = None,
+    blocks: Sequence[tuple[int, int]] = (),
 ) -> Tensor:
     """Causal attention of one sequence's newest tokens.
 
     ``query`` (query heads, new, width); ``keys``, ``values`` (key/value heads, all, width): the last ``new`` of them
     are the queries' own. ``masks``: those that earlier layers made for the same tokens. ``chunk``: a token sees
-    those of its own chunk of so many only (Llama 4). Returns (query heads, new, value width).
+    those of its own chunk of so many only (Llama 4). ``blocks``: as of `Segment`. Returns (query
+    heads, new, value width).
     """
     heads, new, width = query.shape
     groups = heads // keys.shape[0]
@@ -129,7 +132,7 @@ def attend(
         kind = (keys.shape[1], groups, window, chunk)
         mask = masks.get(kind)
         if mask is None:
-            mask = masks[kind] = causal_mask(new, first, total, window, chunk, query.device).repeat(groups, 1)
+            mask = masks[kind] = causal_mask(new, first, total, window, chunk, query.device, blocks).repeat(groups, 1)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
             grouped.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=scaling
@@ -141,13 +144,21 @@ def attend(
 
 
 def causal_mask(
-    new: int, first: int, total: int, window: int | None, chunk: int | None, device: torch.device
+    new: int,
+    first: int,
+    total: int,
+    window: int | None,
+    chunk: int | None,
+    device: torch.device,
+    blocks: Sequence[tuple[int, int]] = (),
 ) -> Tensor:
     """(new, total - first): True where a query may see a key, of positions from ``first`` on; the queries are the last
-    ``new`` of ``total`` positions."""
+    ``new`` of ``total`` positions. ``blocks``: begin and end of positions that see each other."""
     position = torch.arange(total - new, total, device=device).unsqueeze(1)
     seen = torch.arange(first, total, device=device).unsqueeze(0)
     allowed = seen <= position
+    for begin, end in blocks:
+        allowed = allowed | ((position >= begin) & (position < end) & (seen >= begin) & (seen < end))
     if window is not None:
         allowed = allowed & (seen > position - window)
     return allowed if chunk is None else allowed & (seen // chunk == position // chunk)

@@ -46,16 +46,31 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return self.tokens if self.scored else int(self.sample)
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class Picture(msgspec.Struct, frozen=True, array_like=True):
+    """An image that has tokens in span number ``span`` of a batch. It begins at token ``begin`` of its sequence and
+    covers so many ``tokens``, of which ``rows`` are placeholders. ``size``: bytes of its features, which the driver
+    sends for this batch; 0: it has begun in an earlier one."""
+
+    span: int
+    begin: int
+    tokens: int
+    rows: int
+    size: int
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """Tokens of several sequences, end to end, and the sequences whose caches are to be dropped first. ``adapters``: of
-    each span the number of its adapter, from 1, or 0; empty where none has one. The tag is the version of the form on
-    the wire."""
+    each span the number of its adapter, from 1, or 0; empty where none has one. ``pictures``: the images that it has
+    tokens of. ``axes``: the tokens' positions by axis, three times as many; empty where all are their numbers. The tag
+    is the version of the form on the wire."""
 
     spans: tuple[Span, ...] = ()
     tokens: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
     kind: Kind = Kind.RUN
     adapters: tuple[int, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    axes: tuple[int, ...] = ()
 
     def logit_rows(self) -> list[int]:
         """Places in ``tokens`` whose logits are wanted, in the order of their spans."""

@@ -14,6 +14,9 @@ from ferrule.errors import EngineError
 from ferrule.process.lifeline import Lifeline
 
 CHUNK = 1 << 16
+MOST_CHUNKS = 1 << 8
+MORE_MILLISECONDS = 1
+"""A message that has begun, such as a piece of an image, is waited for, and so many chunks are taken between steps."""
 SPARE_PERIOD = 60.0
 """Seconds between the looks of a standby rank at whether it is wanted; both the start and the end wake it at once."""
 
@@ -59,11 +62,20 @@ class Control:
 
     def orders(self, wait: float) -> list[Order]:
         """Orders from above, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
+        found: list[Order] = []
         if not self._poll.poll(wait * 1000):
-            return []
-        chunk = self._line.socket.recv(CHUNK)
-        if not chunk:
-            raise EngineError("the process that started this rank is gone")
+            return found
+        for _ in range(MOST_CHUNKS):
+            chunk = self._line.socket.recv(CHUNK)
+            if not chunk:
+                raise EngineError("the process that started this rank is gone")
+            found += self._taken(chunk)
+            if not self._received or not self._poll.poll(MORE_MILLISECONDS):
+                break
+        return found
+
+    def _taken(self, chunk: bytes) -> list[Order]:
+        """The orders that end in ``chunk``, the next bytes to come."""
         self._received += chunk
         if b"\n" not in chunk:
             if len(self._received) > LINE_LIMIT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,12 +20,14 @@ Masks = dict[tuple[int, int, int | None, int | None], Tensor]
 @dataclass
 class Segment:
     """Segment of a batch that is one sequence's: ``start`` to ``stop`` of the flattened tokens. ``masks``: what its new
-    tokens may see, made by the first layer of each kind for all of them."""
+    tokens may see, made by the first layer of each kind for all of them. ``blocks``: begin and end of those parts of
+    the sequence whose tokens see each other."""
 
     start: int
     stop: int
     cache: SequenceCache
     masks: Masks = field(default_factory=dict)
+    blocks: Sequence[tuple[int, int]] = ()
 
 
 class KVCache:
@@ -45,10 +47,14 @@ class KVCache:
 
     @contextmanager
     def batch(
-        self, sequences: list[tuple[int, int, int]], known: Mapping[int, int] = MappingProxyType({})
+        self,
+        sequences: list[tuple[int, int, int]],
+        known: Mapping[int, int] = MappingProxyType({}),
+        blocks: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
     ) -> Iterator[None]:
         """Run a batch of (sequence id, tokens it has seen, tokens in this batch). Seen 0 starts a sequence afresh, of
-        which so many tokens are ``known``: by default those in this batch."""
+        which so many tokens are ``known``: by default those in this batch. ``blocks``: of a sequence, as of
+        `Segment`."""
         self.segments = []
         start = 0
         for identity, seen, tokens in sequences:
@@ -57,7 +63,7 @@ class KVCache:
                 whole = max(tokens, known.get(identity, 0))
                 self.sequences[identity] = self._fresh(long=self.border is not None and whole > self.border)
             cache = self.sequences[identity]
-            self.segments.append(Segment(start, start + tokens, cache))
+            self.segments.append(Segment(start, start + tokens, cache, blocks=blocks.get(identity, ())))
             start += tokens
         if self.pages is not None:
             paged = [(each.cache, each.cache.length + each.stop - each.start) for each in self.segments]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from ferrule.engine.architectures import (
     RECURRENT,
@@ -38,7 +38,7 @@ from ferrule.engine.rank.special_attention import (
     temperature,
 )
 from ferrule.engine.rank.tensor_parallel import TensorParallel
-from ferrule.engine.source import HEAD, read_config, saved_dtype
+from ferrule.engine.source import HEAD, read_config, read_seeing, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.formats.packed import Packed, PackedStack
 from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
@@ -87,7 +87,7 @@ class ShardedModel:
         return cast(Tensor, out.last_hidden_state[0].float())
 
     def _given(self, inputs: Tensor) -> dict[str, Tensor]:
-        given, streams = {"input_ids": inputs}, streams_of(self.model.config)
+        given, streams = {"input_ids": inputs}, streams_of(self.base.config)
         if self.stage_input is not None:
             width = self.hidden_size // streams
             self.stage_input.hidden = inputs if streams == 1 else inputs.view(*inputs.shape[:2], streams, width)
@@ -107,7 +107,7 @@ class ShardedModel:
         reading = {each.layer_idx for each in self.base.modules() if hasattr(each, attention.KEPT_BY)}
         cache = self.cache.sequences[sequence]
         kept = reading.union(cache.keys, cache.state.layers)
-        kinds = enumerate(getattr(self.model.config, "layer_types", None) or ())
+        kinds = enumerate(getattr(self.base.config, "layer_types", None) or ())
         kept.update(index for index, kind in kinds if kind in WITHOUT_PAST)
         forgetful = [index for index in range(self.shard.first_layer, self.shard.last_layer) if index not in kept]
         if forgetful:
@@ -146,12 +146,15 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
 
     Raises `ModelError` and `PlanError` where the model cannot be run or cut as planned.
     """
-    config = read_config(directory)
+    config, seeing = read_config(directory), read_seeing(directory)
     torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
     stores_head = any(name.endswith(HEAD) for name in checkpoint.tensors)
     if lacks_head(directory, tied=getattr(config, "tie_word_embeddings", False), has_head=stores_head):
         config.tie_word_embeddings = True  # it is not run, and takes no memory so
-    model = empty(config, torch_dtype)
+        if seeing is not None:
+            seeing.tie_word_embeddings = True
+    model = empty(seeing or config, torch_dtype)
+    config = model.config.get_text_config()  # which says how attention is computed
     made_of = recipes(model, list(checkpoint.tensors))
     aliases = tied(model, made_of)
     part = cut_out(model, config, shard, group, aliases)
@@ -181,6 +184,8 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     that cutting changes are added. Raises `PlanError` where it cannot be cut so."""
     base = model.get_submodule(base_name(model))
     slicings = _cut(model, base, config, group, aliases) if group.size > 1 else {}
+    if not shard.has_embedding:
+        drop_tower(model)
     stage_input = _keep_stage(model, base, config, shard)
     cache = KVCache()
     attention.attach(base, cache, mask_windows(config), mask_chunks(config))
@@ -222,14 +227,16 @@ def build(
 
 
 def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:
-    """The architecture as transformers builds it, without memory. ``attend``: its attention function. Raises
-    `ModelError` for what is not run here."""
+    """The architecture as transformers builds it, without memory: with the part that sees, where ``config`` has one.
+    ``attend``: the attention function of the language model. Raises `ModelError` for what is not run here."""
     attention.register()
+    made_by: Any = AutoModelForCausalLM
+    attends: Any = attend
+    if config.get_text_config() is not config:
+        made_by, attends = AutoModelForImageTextToText, {"text_config": attend, "vision_config": "sdpa"}
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attend, trust_remote_code=False
-            )
+            model = made_by.from_config(config, dtype=dtype, attn_implementation=attends, trust_remote_code=False)
     except (KeyError, ValueError) as error:  # not a causal language model, or one with attention of its own
         raise ModelError(f"{type(config).__name__} cannot be built to run here: {error}") from None
     _check_supported(model)
@@ -237,7 +244,7 @@ def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:
 
 
 def _check_supported(model: Any) -> None:
-    name, config = type(model).__name__, model.config
+    name, config = type(model).__name__, model.config.get_text_config()
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(f"{name} looks at later tokens too, as its config.json says, which this engine does not run")
     if config.model_type in RECURRENT:  # which transformers marks so for their other layers
@@ -250,8 +257,26 @@ def _check_supported(model: Any) -> None:
 
 def base_name(model: Any) -> str:
     """The name of the module that holds the layers: Llama 4's text model calls it otherwise than its class says."""
-    prefix: str = model.base_model_prefix
-    return prefix if hasattr(model, prefix) else "model"
+    prefix: str = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
+    return f"{prefix}.{LANGUAGE}" if hasattr(model.get_submodule(prefix), LANGUAGE) else prefix
+
+
+LANGUAGE = "language_model"
+"""Name of that part of a model that takes images."""
+
+
+def tower_of(model: Any) -> dict[str, nn.Module]:
+    """The modules of ``model`` that see, by name; none where it takes text only."""
+    prefix, _, language = base_name(model).rpartition(".")
+    if language != LANGUAGE or not prefix:
+        return {}
+    return {f"{prefix}.{name}": each for name, each in model.get_submodule(prefix).named_children() if name != LANGUAGE}
+
+
+def drop_tower(model: Any) -> None:
+    """Leave no memory to what sees."""
+    for name in tower_of(model):
+        model.set_submodule(name, PassThrough())
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
@@ -325,9 +350,9 @@ def restore_buffers(model: Any, device: torch.device) -> None:
                 module._buffers[name] = torch.full_like(buffer, _unset(buffer), device=device)
                 owners.append((module, name))
     inner = model.get_submodule(base_name(model))
-    of_inner = set(inner.modules())
+    asked = {part: each for each in model.modules() if isinstance(each, PreTrainedModel) for part in each.modules()}
     for module in dict.fromkeys(module for module, _ in owners):
-        (inner if module in of_inner else model)._init_weights(module)  # as transformers asks the innermost model
+        asked[module]._init_weights(module)  # as transformers asks the innermost model
     if any(_is_unset(module._buffers[name]) for module, name in owners):  # what the whole model knows (Falcon-H1)
         inner._init_weights(inner)
     for module, name in owners:

@@ -39,11 +39,11 @@ class Runner(Protocol):
     device_title: str
     weight_bytes: int
 
-    def run(self, batch: Batch) -> Tensor | None:
-        """Compute ``batch``, after dropping the caches that it releases. On the driver: logits (rows wanted,
-        vocabulary) in float32, on the device, which may not have computed them yet; of `Kind.EMBED` the hidden states
-        of all tokens after the last norm, (tokens, width). On all other ranks None. They hold
-        until the next batch."""
+    def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
+        """Compute ``batch``, after dropping the caches that it releases. ``features``: on the driver, those of the
+        images that begin in it. On the driver: logits (rows wanted, vocabulary) in float32, on the device, which may
+        not have computed them yet; of `Kind.EMBED` the hidden states of all tokens after the last norm, (tokens,
+        width). On all other ranks None. They hold until the next batch."""
         ...
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:

@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from ferrule.engine.rank.batch import Batch, Kind, Span
+import numpy as np
+
+from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
+from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
 
 BESIDE_ANSWERS = 32
@@ -52,7 +55,7 @@ class Sequence:
     batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
     computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
     ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
-    have their log-probabilities, the first not counted, which has none.
+    have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt.
     """
 
     identity: int
@@ -65,6 +68,7 @@ class Sequence:
     long: bool = False
     embedded: bool = False
     scored: int = 0
+    sights: Sights | None = None
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
@@ -109,6 +113,7 @@ class Scheduler:
     _released: list[int] = field(default_factory=list)
     _embedding: bool = False
     _adapted: bool = False  # whether any sequence so far has had an adapter
+    _seeing: bool = False  # or images
 
     def add(
         self,
@@ -121,12 +126,14 @@ class Scheduler:
         adapter: int = 0,
         embedded: bool = False,
         scored: int = 0,
+        sights: Sights | None = None,
     ) -> None:
-        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`. ``embedded``, ``scored``:
-        as of `Sequence`."""
+        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`. ``embedded``, ``scored``,
+        ``sights``: as of `Sequence`."""
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
-        sequence.embedded, sequence.scored = embedded, scored
+        sequence.embedded, sequence.scored, sequence.sights = embedded, scored, sights
         self._adapted |= adapter != 0
+        self._seeing |= sights is not None
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -147,6 +154,7 @@ class Scheduler:
             self._lengthen(sequence)
         spans: list[Span] = []
         tokens: list[int] = []
+        pictures: list[Picture] = []
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
@@ -166,12 +174,16 @@ class Scheduler:
                 if not scored:
                     continue
                 count = min(count, scored)
+            if sequence.sights is not None:
+                count = sequence.sights.piece(sequence.cached, sequence.cached + count) - sequence.cached
             if not self._make_room(sequence, count):
                 continue
             last = sequence.cached + count
             known = 0 if sequence.cached else len(sequence.tokens)
             sample = last == len(sequence.tokens) and not sequence.embedded
             scores = sequence.scores(count)
+            if sequence.sights is not None:
+                pictures += sequence.sights.pictures(len(spans), sequence.cached, last)
             spans.append(Span(sequence.identity, sequence.cached, count, sample, known, scores))
             scored -= count * scores
             tokens += sequence.tokens[sequence.cached : last]
@@ -180,7 +192,8 @@ class Scheduler:
             return None
         released, self._released = tuple(self._released), []
         kind = Kind.EMBED if self._embedding else Kind.RUN
-        return Batch(tuple(spans), tuple(tokens), released, kind, self._adapters(spans))
+        adapters, axes = self._adapters(spans), self._axes(spans)
+        return Batch(tuple(spans), tuple(tokens), released, kind, adapters, tuple(pictures), axes)
 
     def _embeds_next(self) -> bool:
         """Whether the next batch is one of sequences that are embedded."""
@@ -205,7 +218,8 @@ class Scheduler:
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
         if self._cached_tokens() + len(spans) > limits.cache_tokens:
             return None
-        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released), adapters=batch.adapters)
+        zeros, released, axes = (0,) * len(spans), tuple(self._released), self._axes(spans)
+        return Batch(tuple(spans), zeros, released, adapters=batch.adapters, axes=axes)
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
@@ -258,6 +272,21 @@ class Scheduler:
             return ()
         numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
         return numbers if any(numbers) else ()
+
+    def _axes(self, spans: Tokens[Span]) -> tuple[int, ...]:
+        """As of `Batch`."""
+        if not self._seeing:
+            return ()
+        sights = [self.by_identity[span.sequence].sights for span in spans]
+        if not any(each is not None and each.axes is not None for each in sights):
+            return ()
+        parts = [
+            np.broadcast_to(np.arange(span.seen, span.seen + span.tokens), (3, span.tokens))
+            if each is None or each.axes is None
+            else each.axes.of(span.seen, span.seen + span.tokens)
+            for span, each in zip(spans, sights, strict=True)
+        ]
+        return tuple(np.concatenate(parts, axis=1).ravel().tolist())
 
     def _cached_tokens(self) -> int:
         return sum(sequence.cached + sequence.pending for sequence in self.running)

@@ -18,6 +18,8 @@ from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_
 from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.rank.probe import output_of
+from ferrule.engine.rank.vision.sights import seeing_of
+from ferrule.engine.rank.vision.tower import Tower, depths_of
 from ferrule.engine.types import Progress
 from ferrule.fabric import Group
 
@@ -62,14 +64,22 @@ class TorchRunner:
         if kernels:
             self.device_title += f", packed weights by {', '.join(kernels)}"
         self.dtype = str(self.model.dtype).removeprefix("torch.")
+        seeing = seeing_of(directory)
+        self._together = seeing is not None and seeing.together
+        self._tower: Tower | None = None
+        built = self.model
+        if seeing is not None and self.shard.first_layer < max(1, depths_of(built.model.config) - 1):
+            self._tower = Tower(built.model, built.base, self.shard, self._stage, device, built.dtype)
         captures = options.graphs and unfit(self.model.base) is None and not isinstance(self._stage, PeerGroup)
         self._graphs = device.graphs() if captures else None
         self._layouts: dict[int, Layout] | None = None
         self._graph_memory = 0
         self.captured: CapturedSteps | None = None
 
-    def run(self, batch: Batch) -> Tensor | None:
+    def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """See `Runner.run`."""
+        if self._tower is not None:
+            self._tower.forget(batch)
         for identity in batch.released:
             self.model.cache.release(identity)
         if not batch.spans:
@@ -80,14 +90,17 @@ class TorchRunner:
                 output = self._rows_of(batch, self.captured.run(batch, size, self._receive))
             else:
                 with self.device.visible():
+                    self._show(features)
                     inputs, positions, rows = self._uploaded(batch)
-                    with self._cached(batch), self._adapted(batch):
+                    with self._looking(batch, features), self._cached(batch), self._adapted(batch):
                         if batch.kind is Kind.EMBED and self.shard.has_head:
                             output = self.model.last_hidden(inputs, positions)
                         else:
                             output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:
                 self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
+                if self._tower is not None and self._tower.passes_on and batch.pictures:
+                    self.stages.send(self._tower.given.contiguous(), self.world.rank + self.plan.tensor)
                 return None
             return output if self.world.rank == self.plan.driver else None
 
@@ -144,7 +157,39 @@ class TorchRunner:
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
         if self.model.cache.asks_tokens and not self.shard.has_embedding:
             self.model.cache.tokens = self.device.upload(torch.tensor([batch.tokens]))
-        return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans})
+        blocks: dict[int, list[tuple[int, int]]] = {}
+        if self._together:
+            for picture in batch.pictures:
+                block = picture.begin, picture.begin + picture.tokens
+                blocks.setdefault(batch.spans[picture.span].sequence, []).append(block)
+        return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans}, blocks)
+
+    def _show(self, features: Sequence[bytes]) -> None:
+        """Send the images' features to the ranks that see. The driver does so when it runs the batch, not when it
+        announces that: then no rank that it waits for waits for it."""
+        for data in features:
+            sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            for rank in range(self.plan.tensor):
+                if rank != self.plan.driver:
+                    self.world.send(sent, rank)
+
+    def _looking(self, batch: Batch, features: Sequence[bytes]) -> AbstractContextManager[None]:
+        """Look at the pictures of ``batch``, or be told of them."""
+        tower = self._tower
+        if tower is None or not batch.pictures:
+            return nullcontext()
+        if not tower.sees:
+            given = self.device.empty((tower.count(batch), tower.depths, self.model.hidden_size), self.model.dtype)
+            self._receive(given)
+            return tower.told(batch, given)
+        if self.world.rank != self.plan.driver:
+            features = [self._received(picture.size) for picture in batch.pictures if picture.size]
+        return tower.told(batch, tower.look(batch, features))
+
+    def _received(self, size: int) -> bytes:
+        data = torch.empty(size, dtype=torch.uint8)
+        self.world.recv(data, self.plan.driver)
+        return data.numpy().tobytes()
 
     def _adapted(self, batch: Batch) -> AbstractContextManager[None]:
         adapters = self.model.adapters
@@ -152,7 +197,8 @@ class TorchRunner:
 
     def _uploaded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments of `ShardedModel.forward`."""
-        positions = self.device.upload(torch.tensor([batch.positions()]))
+        told = torch.tensor(batch.axes).view(3, 1, -1) if batch.axes else torch.tensor([batch.positions()])
+        positions = self.device.upload(told)
         rows = self.device.upload(torch.tensor(batch.logit_rows(), dtype=torch.long))
         if self.shard.has_embedding:
             return self.device.upload(torch.tensor([batch.tokens])), positions, rows

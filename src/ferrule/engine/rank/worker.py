@@ -25,6 +25,7 @@ from ferrule.engine.devices import device_kind, find_device, name_here
 from ferrule.engine.grammar import GrammarError
 from ferrule.engine.messages import (
     Add,
+    Attach,
     Cancel,
     Embed,
     Embedded,
@@ -47,6 +48,8 @@ from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
 from ferrule.engine.rank.sampling.scoring import rows_at_once, scored
 from ferrule.engine.rank.scheduler import Limits, Scheduler, Sequence
+from ferrule.engine.rank.vision.incoming import Incoming, features_of
+from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
 from ferrule.engine.shards.adapters import obtain_adapters
@@ -151,7 +154,8 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     use.starting = False
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
-        Driver(options, runner, control, trial, vocabulary, short_context(config)).loop()
+        incoming = Incoming(seeing_of(obtained.directory))
+        Driver(options, runner, control, trial, vocabulary, short_context(config), incoming).loop()
     else:
         follow(runner)
 
@@ -187,6 +191,7 @@ class Driver:
         trial: Trial,
         vocabulary: int,
         short_context: int | None = None,
+        incoming: Incoming | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
@@ -205,6 +210,7 @@ class Driver:
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
+        self.incoming = incoming or Incoming(None)
         self.pools = Pools()
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
@@ -244,7 +250,9 @@ class Driver:
     def _take_requests(self, wait: float) -> None:
         """Take in what has come from the parent within ``wait`` seconds."""
         for order in self.control.orders(wait):
-            if isinstance(order, Add):
+            if isinstance(order, Attach):
+                self.incoming.take(order)
+            elif isinstance(order, Add):
                 constraint = order.params.constraint
                 matcher = None if constraint is None else self.grammars.open(constraint, order.made)
                 self.opening[order.id] = order, matcher
@@ -255,6 +263,7 @@ class Driver:
                 self.grammars.learn(order.tokenizer)
             elif isinstance(order, Cancel):
                 self.opening.pop(order.id, None)
+                self.incoming.drop(order.id)
                 self.scheduler.cancel(order.id)
         for order, matcher in list(self.opening.values()):
             if matcher is None or matcher.ready():
@@ -282,6 +291,7 @@ class Driver:
             stepwise=stepwise,
             adapter=adapter,
             scored=order.scored,
+            sights=self.incoming.sights(order),
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
@@ -300,7 +310,8 @@ class Driver:
                 self.scheduler.cancel(sequence.identity)
 
     def _finish(self, batch: Batch) -> None:
-        output = self.runner.run(batch)
+        features = features_of(batch, lambda number: self.scheduler.by_identity[number].sights)
+        output = self.runner.run(batch, features)
         if output is None:
             raise EngineError("the driver got no logits")
         if batch.kind is Kind.EMBED:

@@ -17,11 +17,11 @@ from transformers import AttentionInterface
 from ferrule.engine.architectures import mask_chunks, mask_windows, streams_of
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.model import base_name, empty, restore_buffers, tied
+from ferrule.engine.rank.model import base_name, drop_tower, empty, restore_buffers, tied
 from ferrule.engine.rank.probe import output_of
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
-from ferrule.engine.source import read_config
+from ferrule.engine.source import read_config, read_seeing
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.loading import assign, check_complete, fill, recipes, targets
 from ferrule.staging import Uploads
@@ -85,7 +85,8 @@ class Reference:
         self.config = read_config(directory)
         self.checkpoint, self.on_progress = checkpoint, on_progress
         AttentionInterface.register(NAME, plain_attention)
-        self.model = empty(self.config, torch.float32, NAME)
+        self.model = empty(read_seeing(directory) or self.config, torch.float32, NAME)
+        drop_tower(self.model)
         self.base = self.model.get_submodule(base_name(self.model))
         attention.attach(self.base, KVCache(), mask_windows(self.config), mask_chunks(self.config))
         if streams_of(self.config) > 1:

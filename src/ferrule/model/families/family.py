@@ -158,8 +158,10 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(window="all"),
     "qwen2": Family(query_bias=True, window="late"),
     "qwen2_moe": Family(query_bias="+qkv_bias", window="late", shared_gate=True, cuts=Cuts(shared=False)),
+    "qwen2_5_vl_text": Family(query_bias=True, window="late"),
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3,
+    "qwen3_vl_text": Family(query_bias=BIAS, output_bias=BIAS, query_norm="head"),
     "gemma": GEMMA,
     "gemma2": replace(
         GEMMA, norms=4, window=2, defaults={"head_dim": 256, "sliding_window": 4096, "num_key_value_heads": 4}
@@ -348,6 +350,9 @@ PROGRAMS = frozenset(
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """A ``model_type`` that transformers does not have -> that of the class which its ``auto_map`` only repeats."""
+
+SEEING = frozenset({"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"})
+"""Families of models that take images, whose language models are families of the table above."""
 
 ANY = Family(tensor=False, stages=False)
 """A family not listed: like Llama, and nothing is known of how to cut it."""

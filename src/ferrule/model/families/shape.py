@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrule.errors import ConfigError
 from ferrule.model.families.compressed import compressed_attention, hashed
-from ferrule.model.families.family import ANY, FAMILIES, Cuts, Family
+from ferrule.model.families.family import ANY, FAMILIES, SEEING, Cuts, Family
 from ferrule.model.families.fields import Fields
 from ferrule.model.families.mixers import Part, listed_layers, mixer_of, parts_of
 from ferrule.model.families.program import has_program, program_operations
@@ -29,6 +29,9 @@ _OLD_NAMES = {
     "ffn_dim": "intermediate_size",
 }
 """Other names of the same fields (GPT-2, OPT, DBRX)."""
+
+_STORED = ("dtype", "torch_dtype", "quantization_config", "quantization")
+"""Fields that are said of a whole model, and hold for its language model."""
 
 _BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok", "moe_topk", "num_key_value_heads")
 """Fields that some models have as a list, with a number for each layer."""
@@ -60,7 +63,8 @@ class LayerShape:
 @dataclass(frozen=True)
 class Shape:
     """A model's sizes. ``fields``: the text model's configuration, for what only one family has. ``known``: its family
-    is listed here. ``other_layers``: kinds of layers that are neither attention nor known otherwise."""
+    is listed here. ``sees``: it takes images. ``other_layers``: kinds of layers that are neither attention nor known
+    otherwise."""
 
     architecture: str
     model_type: str
@@ -75,6 +79,7 @@ class Shape:
     query_heads: int
     key_value_heads: int
     multimodal: bool
+    sees: bool
     other_layers: tuple[str, ...]
 
     @property
@@ -108,7 +113,8 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
     model_type = source.text("model_type") or whole.text("model_type")
     family = FAMILIES.get(model_type, ANY)
     family = family if cuts is None else replace(family, cuts=cuts)
-    fields = Fields(_renamed(source.data), source.file, family.defaults)
+    stored = {name: whole.data.get(name) for name in _STORED if source.data.get(name) is None}
+    fields = Fields({**_renamed(source.data), **stored}, source.file, family.defaults)
     layers = listed_layers(fields, family) if model_type == "nemotron_h" else None
     layers = layers or fields.integer("num_hidden_layers")
     if layers > MAX_LAYERS:
@@ -117,6 +123,9 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
     heads = fields.integer("num_attention_heads")
     parts, mixer = parts_of(fields, family, layers), mixer_of(fields, family, hidden)
     shape = tuple(_layer(fields, family, index, parts, mixer, hidden, heads) for index in range(layers))
+    sees = text is not None and whole.text("model_type") in SEEING
+    if sees:  # which runs by transformers' modules
+        shape = tuple(replace(layer, program_operations=None) for layer in shape)
     _, named = whole.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else model_type or "unknown"
     return Shape(
@@ -133,6 +142,7 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
         query_heads=heads,
         key_value_heads=min((each.attention.key_value_heads for each in shape if each.attention), default=heads),
         multimodal=text is not None,
+        sees=sees,
         other_layers=_other_layers(fields, family, layers),
     )
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ferrule.engine import Engine, SamplingParams, Token
+from ferrule.engine import Engine, ImageInput, SamplingParams, Token
 from ferrule.errors import RequestError
 from ferrule.model import PoolingMode
 from ferrule.serve.answer.service import Service
@@ -26,8 +26,10 @@ class AdapterEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
-        return self.base.generate(prompt, replace(params, adapter=self.adapter))
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+    ) -> AsyncGenerator[Token, None]:
+        return self.base.generate(prompt, replace(params, adapter=self.adapter), images)
 
     async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
         """Raises `RequestError`: vectors would be those of the base."""

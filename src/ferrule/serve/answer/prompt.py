@@ -21,6 +21,10 @@ BODY_BYTES = 2**20
 BODY_BYTES_PER_TOKEN = 32
 """Bytes of a body per token of the context, beyond `BODY_BYTES`. Chinese text in JSON's escapes has some 10."""
 
+IMAGE_BODY_BYTES = 24 * 2**20
+"""Bytes that a body may have more where a model sees: of base64's letters, as a string of them costs little to read.
+All else in it is bounded as without images (`ferrule.serve.http.auth.beside_base64`)."""
+
 SEGMENT_CHARACTERS = 1 << 15
 """A text is measured in pieces of so many characters, whatever the context. A piece takes about 10 ms and 6 MiB. As a
 whole, a text takes about four times as long, and 180 bytes per character."""
@@ -39,10 +43,15 @@ def body_limit(context: int) -> int:
 
 def encode(engine: Engine, text: str, *, field: str, add_special_tokens: bool = True) -> tuple[int, ...]:
     """The tokens of ``text``. Raises `RequestError` when they are certainly more than the context holds."""
+    check_length(engine, text, field)
+    return tuple(engine.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def check_length(engine: Engine, text: str, field: str) -> None:
+    """Raise `RequestError` when ``text`` has certainly more tokens than the context holds."""
     # Where a token is less than a character there may be more of them, yet they are bounded by the context.
     if len(text) > max(SEGMENT_CHARACTERS, engine.max_context) and is_too_long(engine, text):
         raise too_long(engine, f"{len(text)} characters, which are", field)
-    return tuple(engine.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 def is_too_long(engine: Engine, text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from ferrule.engine import Engine, SamplingParams, Token
+from ferrule.engine import Engine, ImageInput, SamplingParams, Token
 from ferrule.errors import EngineError
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.answer.transcript import Piece, Transcript
@@ -21,7 +21,7 @@ class Job:
 
     ``continues``: the answer continues the prompt's text (a completion) rather than being a text of its own (a chat),
     so that its first word keeps the space before it. ``chat``: how the answer is read, if it is one of a chat.
-    ``heard`` is told every token as it comes.
+    ``heard`` is told every token as it comes. ``images``: of the prompt.
     """
 
     index: int
@@ -31,6 +31,7 @@ class Job:
     continues: bool = False
     chat: ChatReading | None = None
     heard: Callable[[Token], None] | None = None
+    images: tuple[ImageInput, ...] = ()
 
 
 def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
@@ -53,7 +54,7 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
     transcript = Transcript(vocabulary, job.stops, index=job.index, context=context, shown=shown)
     reading = Reading(job.chat) if job.chat is not None else None
     finished = False
-    async with aclosing(engine.generate(job.prompt, job.params)) as tokens:
+    async with aclosing(engine.generate(job.prompt, job.params, job.images)) as tokens:
         async for token in tokens:
             if job.heard is not None:
                 job.heard(token)

@@ -11,6 +11,7 @@ from ferrule.engine import Engine
 from ferrule.serve.answer.prompt import TokenizerPool
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.http.errors import ApiError
+from ferrule.serve.images.layout import layout_of
 from ferrule.serve.structured.grammars import Grammars
 from ferrule.serve.tools.families import Dialect
 
@@ -19,6 +20,10 @@ MAX_SEQUENCES = 256
 
 PING_SECONDS = 15.0
 """Seconds of silence in a stream after which a sign of life is sent: clients and proxies give up after 30 to 60."""
+
+
+IMAGE_READERS = 2
+"""Requests whose images are decoded and prepared at once; others wait."""
 
 
 class Tenure(Protocol):
@@ -42,7 +47,9 @@ class Service:
         self.dialect = dialect
         self.vocabulary = Vocabulary(engine.tokenizer)
         self.grammars = Grammars(engine)
+        self.layout = layout_of(engine)
         self.reading = TokenizerPool()
+        self.seeing = asyncio.Semaphore(IMAGE_READERS)
         self.closing = asyncio.Event()
         self.ping_seconds = PING_SECONDS
         self.tenure: Tenure | None = None

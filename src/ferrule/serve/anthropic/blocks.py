@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ferrule.errors import RequestError
-from ferrule.serve.anthropic.schemas import Block, Turn, blocks
+from ferrule.serve.anthropic.schemas import Block, CountRequest, Turn, blocks
+from ferrule.serve.images.layout import Content, parts_of, together
+from ferrule.serve.images.shown import ShownImage, shown_image
 from ferrule.serve.openai.schemas import unsupported
 
 BILLING: Final = "x-anthropic-billing-header:"
@@ -18,6 +20,13 @@ SKIPPED: Final = frozenset({"redacted_thinking", "server_tool_use"})
 """Blocks in the history that say nothing to a model: what is encrypted, and calls that Anthropic's servers made. Their
 results end in `RESULT`."""
 RESULT: Final = "_tool_result"
+
+
+def shows_images(body: CountRequest) -> bool:
+    """Whether any message has an image, also within the result of a tool."""
+    every = [block for turn in body.messages for block in turn.content]
+    inner = [each for block in every if isinstance(block.get("content"), list) for each in block["content"]]
+    return any(isinstance(each, dict) and each.get("type") == "image" for each in (*every, *inner))
 
 
 def system_text(given: Sequence[Block]) -> str:
@@ -42,19 +51,19 @@ def messages_of(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 def _join(last: dict[str, Any], more: dict[str, Any]) -> None:
     for field in ("reasoning_content", "content"):
         if more.get(field):
-            last[field] = "\n".join(filter(None, (last.get(field), more[field])))
+            last[field] = together([*parts_of(last.get(field, "")), *parts_of(more[field])])
     if "tool_calls" in more:
         last["tool_calls"] = [*last.get("tool_calls", ()), *more["tool_calls"]]
 
 
 def _of_turn(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    parts, thoughts, calls = list[str | ShownImage](), list[str](), list[dict[str, Any]]()
     for at, block in enumerate(turn.content):
         place, kind = f"{where}.content.{at}", block["type"]
         if kind == "tool_result" and turn.role == "user":
-            if texts:
-                yield {"role": "user", "content": "\n".join(texts)}
-                texts = []
+            if parts:
+                yield {"role": "user", "content": together(parts)}
+                parts = []
             yield {
                 "role": "tool",
                 "tool_call_id": _string(block, "tool_use_id", place),
@@ -65,9 +74,9 @@ def _of_turn(turn: Turn, where: str) -> Iterator[dict[str, Any]]:
         elif kind == "thinking" and turn.role == "assistant":
             thoughts.append(_string(block, "thinking", place))
         elif kind not in SKIPPED and not kind.endswith(RESULT):
-            texts.append(_text(block, place))
-    if texts or thoughts or calls or not turn.content:
-        message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}
+            parts.append(_part(block, place))
+    if parts or thoughts or calls or not turn.content:
+        message: dict[str, Any] = {"role": turn.role, "content": together(parts)}
         if any(thoughts):
             message["reasoning_content"] = "\n".join(thoughts)
         if calls:
@@ -83,19 +92,48 @@ def _call(block: Block, place: str) -> dict[str, Any]:
     return {"id": _string(block, "id", place), "type": "function", "function": function}
 
 
-def _result(block: Block, place: str) -> str:
-    """Text of a tool's result. Templates know no failed ones: those say so in words."""
-    text = "\n".join(_texts(block, f"{place}.content"))
-    return f"Error: {text}" if block.get("is_error") is True else text
+def _result(block: Block, place: str) -> Content:
+    """A tool's result. Templates know no failed ones: those say so in words."""
+    parts = [_part(each, at) for at, each in _content(block, f"{place}.content")]
+    if block.get("is_error") is True:
+        first = parts.pop(0) if parts and isinstance(parts[0], str) else ""
+        parts.insert(0, f"Error: {first}")
+    return together(parts)
 
 
-def _texts(block: Block, place: str) -> list[str]:
-    """Texts of the content of ``block``, which is at ``place``."""
+def _content(block: Block, place: str) -> Iterator[tuple[str, Block]]:
+    """The content of ``block``, which is at ``place``, each with its own."""
     try:
         parts = blocks(block.get("content"))
     except ValueError as error:
         raise _wrong(place, str(error)) from None
-    return [_text(part, f"{place}.{at}") for at, part in enumerate(parts)]
+    for at, part in enumerate(parts):
+        yield f"{place}.{at}", part
+
+
+def _texts(block: Block, place: str) -> list[str]:
+    """Texts of the content of ``block``, which is at ``place``."""
+    return [_text(each, at) for at, each in _content(block, place)]
+
+
+def _part(block: Block, place: str) -> str | ShownImage:
+    return _image(block, place) if block["type"] == "image" else _text(block, place)
+
+
+def _image(block: Block, place: str) -> ShownImage:
+    given = block.get("source")
+    source: Block = given if isinstance(given, dict) else {}
+    match source.get("type"):
+        case "base64":
+            data, kind = _string(source, "data", f"{place}.source"), _string(source, "media_type", f"{place}.source")
+            return ShownImage(f"data:{kind};base64,{data}", place)
+        case "url":
+            try:
+                return shown_image(source.get("url"), place)
+            except ValueError as error:
+                raise _wrong(f"{place}.source.url", str(error)) from None
+        case kind:
+            raise unsupported(place, f"images of type {kind!r} are not kept here; send them in base64")
 
 
 def _text(block: Block, place: str) -> str:
@@ -109,8 +147,6 @@ def _text(block: Block, place: str) -> str:
             return "\n".join((f"{title} ({source})", *_texts(block, f"{place}.content")))
         case "document":
             return _document(block, place)
-        case "image":  # a model that sees would take it as OpenAI's `image_url`
-            raise unsupported(place, "this model takes no images; leave them out, or say what they show")
         case kind:
             raise unsupported(place, f"blocks of type {kind!r} are not taken in this place")
 

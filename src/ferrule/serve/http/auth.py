@@ -33,6 +33,8 @@ FREE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose requests count for no limit: they ask no model."""
 
 
+BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+
 MOST_HEADERS = 100
 """Of a request; browsers behind proxies send some 30."""
 
@@ -49,12 +51,14 @@ class Guard:
     sends that name), and a body must be declared as JSON (a page may not do that without asking first, which
     is granted to pages of the allowed origins only). Ollama's examples declare none: below its path it is enough
     that no browser asks.
+
+    ``body_limit``: bytes of a request; ``image_bytes``: how many of base64's letters it may have beyond that.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keyring, body_limit: int) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keyring, body_limit: int, image_bytes: int = 0) -> None:
         self._app = app
         self._keys = keys
-        self._limit = body_limit
+        self._limit, self._images = body_limit, image_bytes
         self._held = 0
         self._turns = Turns()
 
@@ -74,16 +78,20 @@ class Guard:
             return
         if exchange.caller.limiter is not None:
             send = _with_limits(send, exchange.caller.limiter)
-        seen = 0
+        seen = plain = 0
 
         async def limited() -> Message:
-            nonlocal seen
+            nonlocal seen, plain
             message = await receive()
-            size = len(message.get("body", b""))
+            body = message.get("body", b"")
+            size = len(body)
             seen, self._held = seen + size, self._held + size
+            plain += beside_base64(body) if self._images else size
             # Raised as HTTPExceptions, since these are what FastAPI lets pass while it reads a body.
-            if seen > self._limit:
-                raise HTTPException(413, too_large(self._limit).message)
+            if seen > self._limit + self._images:
+                raise HTTPException(413, too_large(self._limit + self._images).message)
+            if plain > self._limit:
+                raise HTTPException(413, f"the body has more than {format_bytes(self._limit)} beside images")
             if self._held > MAX_HELD_BYTES:
                 raise HTTPException(503, "the server holds too many large requests; try again", {"Retry-After": "1"})
             if message["type"] == "http.request" and not message.get("more_body") and scope["method"] == "POST":
@@ -120,8 +128,8 @@ class Guard:
                 415, "the body must be JSON; send the header 'Content-Type: application/json'", code="not_json"
             )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._limit:
-            raise too_large(self._limit)
+        if length.isdigit() and int(length) > self._limit + self._images:
+            raise too_large(self._limit + self._images)
         return None if scope["method"] in FREE_METHODS else _begun(exchange.caller)
 
 
@@ -146,6 +154,11 @@ def _with_limits(send: Send, limiter: Limiter) -> Send:
         await send(message)
 
     return sending
+
+
+def beside_base64(body: bytes) -> int:
+    """Bytes of ``body`` that are no letters of base64: every value of JSON but the first has one before it."""
+    return len(body.translate(None, BASE64))
 
 
 def too_large(limit: int) -> ApiError:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ferrule.engine import Engine, Health, RankInfo, SamplingParams, Token
+from ferrule.engine import Engine, Health, ImageInput, ImagePrompt, RankInfo, SamplingParams, Token
 from ferrule.engine.types import Tokenizer
 from ferrule.errors import EngineError
 from ferrule.model import Embedding, ModelSpec, PoolingMode
@@ -40,6 +40,7 @@ class Unloaded:
     max_context: int
     adapters: tuple[str, ...] = ()
     embedding: Embedding = field(default_factory=Embedding)
+    image_marker: str | None = None
     state: str = "unloaded"
     error: str | None = None
     ranks: tuple[RankInfo, ...] = ()
@@ -47,7 +48,12 @@ class Unloaded:
     def __post_init__(self) -> None:
         self.vocab_size = self.spec.vocab_size
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
+    async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
+        raise EngineError(f"{self.name} is not loaded")
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+    ) -> AsyncGenerator[Token, None]:
         raise EngineError(f"{self.name} is not loaded")
 
     async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:

@@ -9,13 +9,16 @@ from typing import Any
 from fastapi.responses import Response
 
 from ferrule.errors import RequestError
+from ferrule.serve.answer.capabilities import can_call
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.prompt import too_long
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.respond import respond
+from ferrule.serve.images.layout import Content, parts_of, together
+from ferrule.serve.images.shown import ShownImage, is_data
 from ferrule.serve.models.offer import is_loaded
-from ferrule.serve.ollama.describe import can_call
 from ferrule.serve.ollama.form import ChatForm, GenerateForm, Watch
 from ferrule.serve.ollama.objects import ChatLine, GenerateLine, Message
 from ferrule.serve.ollama.schemas import ChatRequest, GenerateRequest, GenerationRequest, Options
@@ -27,36 +30,43 @@ from ferrule.serve.openai.schemas import unsupported
 from ferrule.serve.tools import messages
 
 
-def answer_chat(service: Service, body: ChatRequest, watch: Watch) -> Response:
+async def answer_chat(reader: RequestReader, body: ChatRequest, watch: Watch) -> Response:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
-    told = [told_message(service, at, message) for at, message in enumerate(body.messages or ())]
-    if body.tools and not can_call(service):
+    service = reader.service
+    if body.tools and not can_call(service.engine, service.dialect):
         raise RequestError(f"{body.model} does not support tools", param="tools", code="unsupported")
     tools = [openai.OfferedTool(type="function", function=each.function) for each in body.tools or ()]
-    chat = prepare_chat(service, as_openai(service, body, told, tools=tools or None))
+
+    def asks() -> openai.ChatRequest:
+        told = [told_message(at, message) for at, message in enumerate(body.messages or ())]
+        return as_openai(service, body, told, tools=tools or None)
+
+    chat = await prepare_chat(reader, asks)
     form = ChatForm(body.model, watch, thinking=body.think is not False, logprobs=bool(body.logprobs))
     return answer(service, body, chat.jobs[0], form, watch)
 
 
-def answer_generate(service: Service, body: GenerateRequest, watch: Watch) -> Response:
+async def answer_generate(reader: RequestReader, body: GenerateRequest, watch: Watch) -> Response:
     """The same for a single prompt, which a model with a chat template gets as a chat's."""
+    service = reader.service
     if body.template:
         raise unsupported("template", "it is the model's own; write the whole prompt, and send it with raw")
     if body.suffix:
         raise unsupported("suffix", "text can only be continued, not filled in")
-    refuse_images(service, body.images, "images")
     raw = body.raw or not service.engine.tokenizer.has_chat_template
+    why = "raw is" if body.raw else "a prompt of a model without a chat template is"
     if raw and (body.system or body.context):
-        why = "raw is" if body.raw else "a prompt of a model without a chat template is"
         raise RequestError(f"{why} the whole prompt: leave out system and context", param="raw")
-    job = raw_job(service, body) if raw else chat_job(service, body)
+    if raw and body.images:
+        raise unsupported("images", f"{why} the whole prompt, of text only")
+    job = await reader.run(lambda: raw_job(service, body)) if raw else await chat_job(reader, body)
     form = GenerateForm(
         body.model,
         watch,
         thinking=body.think is not False,
         logprobs=bool(body.logprobs),
         raw=bool(raw),
-        prompt=None if raw else job.prompt,
+        prompt=None if raw or job.images else job.prompt,
     )
     return answer(service, body, job, form, watch)
 
@@ -86,35 +96,43 @@ def raw_job(service: Service, body: GenerateRequest) -> Job:
     return Job(0, prompt_tokens(engine, body.prompt), params, tuple(told.stop), continues=True)
 
 
-def chat_job(service: Service, body: GenerateRequest) -> Job:
+async def chat_job(reader: RequestReader, body: GenerateRequest) -> Job:
     """The prompt as the next message of a chat, whose beginning may be given as tokens (``context``)."""
-    told = [messages.Message(role="user", content=body.prompt)]
-    if body.system:
-        told.insert(0, messages.Message(role="system", content=body.system))
-    (job,) = prepare_chat(service, as_openai(service, body, told)).jobs
-    return job if not body.context else replace(job, prompt=continued(service, body.context, job.prompt))
+    service = reader.service
+    if body.images and body.context:
+        raise unsupported("context", "a beginning of tokens does not go together with images; use /api/chat")
+
+    def asks() -> openai.ChatRequest:
+        content = with_images(body.prompt, body.images, "images")
+        told = [messages.Message.model_construct(role="user", content=content)]
+        if body.system:
+            told.insert(0, messages.Message(role="system", content=body.system))
+        return as_openai(service, body, told)
+
+    (job,) = (await prepare_chat(reader, asks)).jobs
+    context = body.context
+    return job if not context else await reader.run(lambda: continued(service, context, job))
 
 
-def continued(service: Service, context: Sequence[int], prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """``prompt`` behind the ``context`` of an earlier answer; the tokens that begin every text stay in front only."""
-    engine = service.engine
+def continued(service: Service, context: Sequence[int], job: Job) -> Job:
+    """``job`` behind the ``context`` of an earlier answer; the tokens that begin every text stay in front only."""
+    engine, prompt = service.engine, job.prompt
     for token in context:
         check_token(token, engine.vocab_size, "context")
     begin = tuple(engine.tokenizer.encode("", add_special_tokens=True))
     if begin and prompt[: len(begin)] == begin and tuple(context[: len(begin)]) == begin:
         prompt = prompt[len(begin) :]
-    together = (*context, *prompt)
-    if len(together) >= engine.max_context:
-        raise too_long(engine, f"{len(together)} tokens with the prompt,", "context")
-    return together
+    whole = (*context, *prompt)
+    if len(whole) >= engine.max_context:
+        raise too_long(engine, f"{len(whole)} tokens with the prompt,", "context")
+    return replace(job, prompt=whole)
 
 
-def told_message(service: Service, at: int, message: Any) -> messages.Message:
+def told_message(at: int, message: Any) -> messages.Message:
     """A message as OpenAI's."""
-    refuse_images(service, message.images, f"messages.{at}.images")
     return messages.Message.model_construct(
         role=message.role,
-        content=message.content,
+        content=with_images(message.content, message.images, f"messages.{at}.images"),
         name=message.name or message.tool_name,
         reasoning_content=message.thinking or message.reasoning_content or message.reasoning,
         tool_calls=message.tool_calls,
@@ -122,10 +140,11 @@ def told_message(service: Service, at: int, message: Any) -> messages.Message:
     )
 
 
-def refuse_images(service: Service, images: Sequence[str], field: str) -> None:
-    """Raise `RequestError` for ``images`` that the model cannot see."""
-    if images:
-        raise unsupported(field, f"{service.engine.name} sees no images, only text")
+def with_images(content: Content, images: Sequence[str], field: str) -> Content:
+    """``content`` behind ``images`` in base64, whose type their data tells."""
+    urls = (each if is_data(each) else f"data:;base64,{each}" for each in images)
+    shown = [ShownImage(url, f"{field}.{at}") for at, url in enumerate(urls)]
+    return together([*shown, *parts_of(content)])
 
 
 def as_openai(

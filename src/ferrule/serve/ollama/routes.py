@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from ferrule.serve.answer.prepared import prepared
-from ferrule.serve.answer.service import Service
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, ApiError, described
 from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.http.respond import respond
@@ -50,7 +49,9 @@ REFUSED = {
 def add_routes(app: FastAPI, models: Models) -> None:
     pulls = Pulls()
 
-    async def text(body: Asked, request: Request, answer: Callable[[Service, Asked, Watch], Response]) -> Response:
+    async def text(
+        body: Asked, request: Request, answer: Callable[[RequestReader, Asked, Watch], Awaitable[Response]]
+    ) -> Response:
         watch = Watch()
         if body.is_empty and body.keep_alive == 0:
             service = await known(models, body.model)  # not loaded only to be unloaded
@@ -62,7 +63,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         if body.is_empty:
             return loaded(service, body)
         slow = body.format is not None
-        return await prepared(service, request, lambda: answer(service, body, watch), slow=slow)
+        return await prepared(service, request, lambda reader: answer(reader, body, watch), slow=slow)
 
     @app.post("/api/chat", responses=described(*OF_BODIES, ok=ChatLine, stream=NDJSON))
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -103,7 +104,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         _check_may_change()
         return pulls.answer(body.wanted, stream=body.stream is not False)
 
-    @app.delete("/api/delete", responses=described(*OF_BODIES))
+    @app.delete("/api/delete", response_class=Response, responses=described(*OF_BODIES))
     async def remove(body: NamedRequest) -> Response:
         _check_may_change()
         return await delete(models, body.wanted)

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.form import Form
-from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.answer.sending import while_wanted
 from ferrule.serve.anthropic.models import model_info, model_page
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
@@ -32,6 +32,7 @@ from ferrule.serve.openai.tokens import (
     tokenized,
 )
 from ferrule.serve.structured.grammars import is_structured
+from ferrule.serve.tools.messages import has_images
 
 ANTHROPIC_VERSION = "anthropic-version"
 """Header of every request of Anthropic's clients. Both APIs list models at one path, each in its own form."""
@@ -46,15 +47,19 @@ def add_routes(app: FastAPI, models: Models, *, parser_of: Callable[[Engine], st
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service = await models.service(body.model)
         identity = new_identity(service.engine, "chatcmpl")
-        return await prepared(service, request, lambda: answer_chat(service, body, identity), slow=is_structured(body))
+        return await prepared(
+            service, request, lambda reader: answer_chat(reader, body, identity), slow=is_structured(body)
+        )
 
     @app.post("/v1/completions", responses=described(*OF_BODIES, ok=TextBody, stream=Form.media_type))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service = await models.service(body.model)
         identity = new_identity(service.engine, "cmpl")
-        return await prepared(
-            service, request, lambda: answer_completion(service, body, identity), slow=is_structured(body)
-        )
+
+        async def answer(reader: RequestReader) -> Response:
+            return await reader.run(lambda: answer_completion(service, body, identity))
+
+        return await prepared(service, request, answer, slow=is_structured(body))
 
     @app.post("/v1/embeddings", response_class=Response, responses=described(*OF_BODIES, ok=VectorList))
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -74,10 +79,14 @@ def add_routes(app: FastAPI, models: Models, *, parser_of: Callable[[Engine], st
 
     @app.post("/tokenize", responses=described(*OF_BODIES, ok=Tokenized))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        service = await models.known(body.model)
-        return await prepared(service, request, lambda: respond(tokenized(service, body)))
+        service = await (models.service if has_images(body.messages or ()) else models.known)(body.model)
+        return respond(await prepared(service, request, lambda reader: tokenized(reader, body)))
 
     @app.post("/detokenize", responses=described(*OF_BODIES, ok=Detokenized))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         service = await models.known(body.model)
-        return await prepared(service, request, lambda: respond(detokenized(service, body)))
+
+        async def text(reader: RequestReader) -> Detokenized:
+            return await reader.run(lambda: detokenized(service, body))
+
+        return respond(await prepared(service, request, text))

@@ -8,12 +8,12 @@ import msgspec
 from pydantic import Field
 
 from ferrule.errors import RequestError
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.prompt import encode
 from ferrule.serve.answer.service import Service
-from ferrule.serve.openai.chat import chat_text
+from ferrule.serve.openai.chat import chat_tokens
 from ferrule.serve.openai.sampling import check_token
 from ferrule.serve.openai.schemas import ChatRequest, OfferedTool, Whole, unsupported
-from ferrule.serve.tools.asked import asked
 from ferrule.serve.tools.messages import Body, Clean, Message
 
 
@@ -48,23 +48,26 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-def tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
+async def tokenized(reader: RequestReader, body: TokenizeRequest) -> Tokenized:
     """Raises `RequestError` when ``body`` has no text, or asks for a template that is not the model's."""
-    engine = service.engine
+    service, engine = reader.service, reader.service.engine
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt", code="invalid_value")
     if body.chat_template is not None or body.continue_final_message:
         field = "continue_final_message" if body.chat_template is None else "chat_template"
         raise unsupported(field, "chats are written by the model's own template, each message complete")
     if body.messages is None:
-        text, field, special = body.prompt or "", "prompt", body.add_special_tokens is not False
+        special = body.add_special_tokens is not False
+        text = body.prompt or ""
+        tokens = await reader.run(lambda: encode(engine, text, field="prompt", add_special_tokens=special))
     else:
         fields = {"messages": body.messages, "tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
-        chat = ChatRequest.model_validate(fields)
-        wanted = asked(chat, engine.tokenizer, service.dialect)
-        text = chat_text(engine, chat, wanted, service.dialect, opened=body.add_generation_prompt)
-        field, special = "messages", bool(body.add_special_tokens)
-    tokens = encode(engine, text, field=field, add_special_tokens=special)
+        tokens = await chat_tokens(
+            reader,
+            lambda: ChatRequest.model_validate(fields),
+            opened=body.add_generation_prompt,
+            special=bool(body.add_special_tokens),
+        )
     told = [service.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
     return Tokenized(len(tokens), engine.max_context, tokens, told)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from ferrule.engine import ChatMessage
+from ferrule.errors import RequestError
+from ferrule.serve.images.layout import Content, Layout, images_in, parts_of, text_in, together
+from ferrule.serve.images.shown import ShownImage, shown_image
 from ferrule.serve.tools.arguments import MalformedError, read_json
 
 ROLES: Final[Mapping[str, str]] = {
@@ -19,6 +23,8 @@ ROLES: Final[Mapping[str, str]] = {
     "function": "tool",
 }
 """Roles that are understood, and what chat templates call them."""
+SHOWING: Final = ("user", "tool")
+"""Roles, as templates call them, whose messages may have images."""
 
 
 class Body(BaseModel):
@@ -38,23 +44,43 @@ def clean_text(value: Any, what: str) -> str:
     return value
 
 
-def message_text(value: Any) -> str:
-    """The text of a message's content: a string, or a list of text parts, which become paragraphs."""
+def message_content(value: Any) -> Content:
+    """A message's content: a string, or a list of parts, of which those of text become paragraphs. A tuple is what
+    another API has read already."""
     if value is None:
         return ""
+    if isinstance(value, tuple):
+        return value
     if not isinstance(value, list):
         return clean_text(value, "content")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
-        if part["type"] == "refusal":
-            texts.append(clean_text(part.get("refusal"), "a refusal"))
-            continue
-        if part["type"] != "text":
-            raise ValueError(f"parts of type {part['type']!r} are not supported: this server takes text only")
-        texts.append(clean_text(part.get("text"), "the text of a part"))
-    return "\n".join(texts)
+    return together([_part(part, at) for at, part in enumerate(value)])
+
+
+def message_text(value: Any) -> str:
+    """Content that has no place for images."""
+    content = message_content(value)
+    if not isinstance(content, str):
+        raise ValueError("it has parts that are images; only text is taken here")
+    return content
+
+
+def _part(part: Any, at: int) -> str | ShownImage:
+    """Part ``at`` of a message's content."""
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
+    match part["type"]:
+        case "refusal":
+            return clean_text(part.get("refusal"), "a refusal")
+        case "text":
+            return clean_text(part.get("text"), "the text of a part")
+        case "image_url":
+            given = part.get("image_url")
+            try:
+                return shown_image(given.get("url") if isinstance(given, dict) else given, f"content.{at}")
+            except ValueError as error:
+                raise ValueError(f"part {at}: {error}") from None
+        case kind:
+            raise ValueError(f"parts of type {kind!r} are not supported: this server takes text and images")
 
 
 def message_role(value: Any) -> str:
@@ -79,7 +105,7 @@ def _text(value: Any) -> str | None:
     return None if value is None else clean_text(value, "it")
 
 
-Content = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]] | None)]
+Told = Annotated[Content, BeforeValidator(message_content, json_schema_input_type=str | list[dict[str, Any]] | None)]
 _Named = Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
 Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=_Named)]
 Clean = Annotated[str | None, BeforeValidator(_text, json_schema_input_type=str | None)]
@@ -101,7 +127,7 @@ class MadeCall(Body):
 
 class Message(Body):
     role: Role
-    content: Content = ""
+    content: Told = ""
     name: Clean = None
     reasoning_content: Clean = None
     reasoning: Clean = None
@@ -110,12 +136,13 @@ class Message(Body):
     function_call: CalledFunction | None = None
 
 
-def template_messages(messages: Sequence[Message]) -> list[ChatMessage]:
+def template_messages(messages: Sequence[Message], layout: Layout | None) -> list[ChatMessage]:
     """``messages`` as chat templates take them. A result of a tool gets the name of the call that it answers, where it
-    has none, as some templates want it."""
+    has none, as some templates want it. ``layout``: of images; without one there are none."""
     made, names = [], dict[str, str]()
     for message in messages:
-        plain = ChatMessage(role=message.role, content=message.content)
+        content = text_in(message.content) if layout is None else layout.content(message.content)
+        plain = ChatMessage(role=message.role, content=content)
         reasoning = message.reasoning_content or message.reasoning
         if reasoning:
             plain["reasoning_content"] = reasoning
@@ -132,3 +159,39 @@ def template_messages(messages: Sequence[Message]) -> list[ChatMessage]:
             plain["name"] = name
         made.append(plain)
     return made
+
+
+def has_images(messages: Sequence[Message]) -> bool:
+    return any(images_in(message.content) for message in messages)
+
+
+def images_of(messages: Sequence[Message]) -> tuple[ShownImage, ...]:
+    """All that ``messages`` show, in their order. Raises `RequestError` for one where no model looks for it."""
+    made = list[ShownImage]()
+    for at, message in enumerate(messages):
+        for each in images_in(message.content):
+            where = f"messages.{at}.{each.where}" if each.where.startswith("content") else each.where
+            if message.role not in SHOWING:
+                raise RequestError(
+                    f"{where}: only messages of the user and results of tools may have images", param=where
+                )
+            made.append(replace(each, where=where))
+    return tuple(made)
+
+
+def results_apart(messages: Sequence[Message]) -> list[Message]:
+    """``messages`` with the images of tools' results as what the user says next, for templates that look for them only
+    there."""
+    made, waiting = list[Message](), list[ShownImage]()
+    for message in messages:
+        if message.role == "tool":
+            waiting += images_in(message.content)
+            made.append(message.model_copy(update={"content": text_in(message.content)}))
+            continue
+        if waiting and message.role == "user":
+            message = message.model_copy(update={"content": (*waiting, *parts_of(message.content))})
+        elif waiting:
+            made.append(Message(role="user", content=tuple(waiting)))
+        waiting = []
+        made.append(message)
+    return [*made, Message(role="user", content=tuple(waiting))] if waiting else made

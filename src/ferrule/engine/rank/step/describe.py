@@ -61,6 +61,8 @@ def describe(
 
 class _Describer:
     def __init__(self, model: Any, base: nn.Module, shard: Shard, ranks: int, adapted: Collection[str]) -> None:
+        if model.config.get_text_config() is not model.config:
+            raise Unfit(f"{type(model).__name__} takes images, which no step program reads")
         self.model, self.base, self.shard, self.ranks, self.adapted = model, base, shard, ranks, adapted
         self.config = model.config
         self.hidden = int(self.config.hidden_size)

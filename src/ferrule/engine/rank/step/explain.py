@@ -98,7 +98,7 @@ def explain_step(config: Any, shard: Shard) -> StepText:
     model = empty(config, torch.bfloat16)
     aliases = tied(model, {})
     group = cast(Group, _Place(shard.part, shard.parts))  # which no layer asks for anything while nothing is computed
-    part = cut_out(model, config, shard, group, aliases)
+    part = cut_out(model, config.get_text_config(), shard, group, aliases)
     try:
         description = describe(model, part.base, shard, shard.parts)
     except Unfit as unfit:

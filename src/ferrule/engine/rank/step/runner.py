@@ -57,8 +57,8 @@ class StepRunner:
         self.assembled = Assembled(self.description, weights, buffers, built.dtype, stage, options.threads)
         self.program = self.assembled.program
 
-    def run(self, batch: Batch) -> Tensor | None:
-        """See `Runner.run`."""
+    def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
+        """See `Runner.run`. Models that take images do not run so."""
         for identity in batch.released:
             self.program.release(identity)
         if not batch.spans:

@@ -160,7 +160,7 @@ class StageCosts:
             room=0.0,
             by_layer=weights,
             always=inner + 2.0,  # 2: rounding
-            first=float(model.embedding.held(vocabulary)),
+            first=float(model.embedding.held(vocabulary) + model.vision.held(1.0)),
             last=head + model.final.held(1.0) + whole - inner,
             tied=head if model.tied else 0.0,
         )

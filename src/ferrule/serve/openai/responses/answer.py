@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from ferrule.engine import SamplingParams
 from ferrule.errors import RequestError
+from ferrule.serve.answer.prepared import RequestReader
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.errors import validation_error
+from ferrule.serve.images.take import TOO_MANY
 from ferrule.serve.openai.chat import PreparedChat, prepare_chat
 from ferrule.serve.openai.identity import new_identity
 from ferrule.serve.openai.responses.form import FormOptions, ResponseForm
@@ -67,11 +69,12 @@ class Read:
     chat: PreparedChat
 
 
-def read_request(service: Service, body: ResponsesRequest, context: Context, own: Sequence[Item]) -> Read:
+async def read_request(reader: RequestReader, body: ResponsesRequest, context: Context, own: Sequence[Item]) -> Read:
     """Takes long where the conversation is long. Raises `RequestError` for what cannot be done."""
     tools = offered(body.tools, body.tool_choice)
     items = [*(item for each in context.before for item in each.items), *own]
-    return Read(tools, _prepare(service, body, items, tools))
+    places = {item["id"]: f"input.{at}" for at, item in enumerate(own)}
+    return Read(tools, await _prepare(reader, body, items, tools, places))
 
 
 def own_items(body: ResponsesRequest, context: Context) -> list[Item]:
@@ -80,9 +83,12 @@ def own_items(body: ResponsesRequest, context: Context) -> list[Item]:
     return read_items(body.input, lambda name: context.responses.item(name, context.owner))
 
 
-def answer_response(service: Service, body: ResponsesRequest, context: Context, own: Sequence[Item]) -> Answer:
+async def answer_response(
+    reader: RequestReader, body: ResponsesRequest, context: Context, own: Sequence[Item]
+) -> Answer:
     """The answer to ``body``, kept when it is complete."""
-    read = read_request(service, body, context, own)
+    service = reader.service
+    read = await read_request(reader, body, context, own)
     params = read.chat.jobs[0].params
 
     def keep(response: ResponseBody) -> None:
@@ -90,29 +96,37 @@ def answer_response(service: Service, body: ResponsesRequest, context: Context, 
             context.responses.keep(Kept.new(context.owner, response, context.before, own))
 
     summary = body.reasoning is not None and body.reasoning.is_summary
-    begun = _begun(service, body, read.offered, params)
-    _check_echo(begun)
+    begun = await reader.run(lambda: _begun(service, body, read.offered, params))
     form = ResponseForm(FormOptions(begun, read.offered, summary, body.wants_logprobs, keep))
     return Answer(service, read.chat.jobs, form, prompt_tokens=read.chat.prompt_tokens, stream=bool(body.stream))
 
 
-def _prepare(service: Service, body: ResponsesRequest, items: Sequence[Item], tools: Offered) -> PreparedChat:
-    def chat_of(some: Sequence[Item]) -> PreparedChat:
+async def _prepare(
+    reader: RequestReader, body: ResponsesRequest, items: Sequence[Item], tools: Offered, places: Mapping[str, str]
+) -> PreparedChat:
+    async def chat_of(some: Sequence[Item]) -> PreparedChat:
         try:
-            return prepare_chat(service, ChatRequest.model_validate(_chat(body, some, tools)))
+            return await prepare_chat(
+                reader,
+                lambda: ChatRequest.model_validate(_chat(body, some, tools, places)),
+                pieces=bool(body.stream),
+                texts=tools.texts,
+            )
         except ValidationError as error:
             raise validation_error(error.errors()) from None
         except RequestError as error:
             raise _in_own_words(error) from None
 
     if body.truncation != "auto":
-        return chat_of(items)
-    most = service.engine.max_context
+        return await chat_of(items)
+    most = reader.service.engine.max_context
     room = most // ANSWER_SHARE if body.max_output_tokens is None else body.max_output_tokens
-    return truncated(chat_of, items, most=max(most - max(room, 1), 1))
+    return await truncated(chat_of, items, most=max(most - max(room, 1), 1))
 
 
-def truncated(chat_of: Callable[[Sequence[Item]], PreparedChat], items: Sequence[Item], *, most: int) -> PreparedChat:
+async def truncated(
+    chat_of: Callable[[Sequence[Item]], Awaitable[PreparedChat]], items: Sequence[Item], *, most: int
+) -> PreparedChat:
     """The chat of ``items`` without as many of the first ones as keep it from having at most ``most`` tokens.
 
     Rules stay (messages of system and developer); no result stays without its call. Raises `RequestError` where even
@@ -121,24 +135,24 @@ def truncated(chat_of: Callable[[Sequence[Item]], PreparedChat], items: Sequence
     starts = [at for at, item in enumerate(items) if item["type"] == "message" and item["role"] == "user"]
     starts = [0, *(at for at in starts if at)]
 
-    def fits(start: int) -> PreparedChat | None:
+    async def fits(start: int) -> PreparedChat | None:
         kept = [item for at, item in enumerate(items) if at >= start or _is_rule(item)]
         try:
-            chat = chat_of(kept)
+            chat = await chat_of(kept)
         except RequestError as error:
-            if error.code == "context_length_exceeded" and start != starts[-1]:
+            if error.code in ("context_length_exceeded", TOO_MANY) and start != starts[-1]:
                 return None
             raise
         return chat if chat.prompt_tokens <= most or start == starts[-1] else None
 
-    whole = fits(starts[0])
+    whole = await fits(starts[0])
     if whole is not None:
         return whole
     low, high = 1, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(starts[middle]) is not None else (middle + 1, high)
-    cut = fits(starts[high])
+        low, high = (low, middle) if await fits(starts[middle]) is not None else (middle + 1, high)
+    cut = await fits(starts[high])
     assert cut is not None
     return cut
 
@@ -147,10 +161,10 @@ def _is_rule(item: Item) -> bool:
     return item["type"] == "message" and item["role"] in ("system", "developer")
 
 
-def _chat(body: ResponsesRequest, items: Sequence[Item], tools: Offered) -> dict[str, Any]:
+def _chat(body: ResponsesRequest, items: Sequence[Item], tools: Offered, places: Mapping[str, str]) -> dict[str, Any]:
     """The request as a chat has it."""
     chat = {name: value for name in PASSED if (value := getattr(body, name)) is not None}
-    chat["messages"] = messages_of(items, body.instructions)
+    chat["messages"] = messages_of(items, body.instructions, places)
     if body.max_output_tokens is not None:
         chat["max_completion_tokens"] = body.max_output_tokens
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -181,21 +195,13 @@ def _in_own_words(error: RequestError) -> RequestError:
     return error
 
 
-def _check_echo(begun: ResponseBody) -> None:
-    """Raise `RequestError` where what a request gives as it likes, as with schemas, cannot be told again."""
-    try:
-        msgspec.json.encode(begun)
-    except (ValueError, OverflowError, RecursionError) as error:
-        why = f"a tool, schema or choice of the request cannot be written as JSON: {error}"
-        raise RequestError(why, code="invalid_value") from None
-
-
 def _begun(service: Service, body: ResponsesRequest, tools: Offered, params: SamplingParams) -> ResponseBody:
+    """Raises `RequestError` where what a request gives as it likes, as with schemas, cannot be told again."""
     identity = new_identity(service.engine, "resp")
     reasoning = body.reasoning or ReasoningConfig()
     text = body.text or TextConfig()
     verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
-    return ResponseBody(
+    begun = ResponseBody(
         id=identity.id.replace("-", "_"),
         created_at=identity.created,
         model=identity.model,
@@ -220,3 +226,9 @@ def _begun(service: Service, body: ResponsesRequest, tools: Offered, params: Sam
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+    try:
+        msgspec.json.encode(begun)
+    except (ValueError, OverflowError, RecursionError) as error:
+        why = f"a tool, schema or choice of the request cannot be written as JSON: {error}"
+        raise RequestError(why, code="invalid_value") from None
+    return begun

@@ -7,6 +7,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ferrule.errors import RequestError
+from ferrule.serve.images.layout import Content, parts_of, together
+from ferrule.serve.images.shown import ShownImage, shown_image
 from ferrule.serve.openai.responses.tools import joined
 from ferrule.serve.tools.messages import call_arguments, clean_text
 
@@ -67,12 +69,10 @@ def _message(item: Item) -> dict[str, Any]:
     role = item.get("role")
     if role not in ("system", "developer", "user", "assistant"):
         raise ValueError("role must be system, developer, user or assistant")
-    text = _text(item.get("content"), "content")
     if role == "assistant":
-        content: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-    else:
-        content = {"type": "input_text", "text": text}
-    return {"role": role, "content": [content]}
+        text = _text(item.get("content"), "content")
+        return {"role": role, "content": [{"type": "output_text", "text": text, "annotations": []}]}
+    return {"role": role, "content": _shown(item.get("content"), "content")}
 
 
 def _reasoning(item: Item) -> dict[str, Any]:
@@ -97,7 +97,8 @@ def _custom_call(item: Item) -> dict[str, Any]:
 
 
 def _output(item: Item) -> dict[str, Any]:
-    return {"call_id": _word(item, "call_id"), "output": _text(item.get("output"), "output")}
+    shown = _shown(item.get("output"), "output")
+    return {"call_id": _word(item, "call_id"), "output": shown if any(map(_is_image, shown)) else shown[0]["text"]}
 
 
 _OF: Final[Mapping[str, Callable[[Item], dict[str, Any]]]] = {
@@ -125,20 +126,65 @@ def _text(value: Any, what: str) -> str:
     """A string, or a list of parts of text, which become paragraphs."""
     if not isinstance(value, list):
         return clean_text(value, what)
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "refusal":
-            texts.append(clean_text(part.get("refusal"), "a refusal"))
-        elif kind in TEXTS:
-            texts.append(clean_text(part.get("text"), "the text of a part"))
-        else:
-            raise ValueError(f"{what} has a part of type {kind!r}, which is not supported: this server takes text only")
-    return "\n".join(texts)
+    return "\n".join(_text_of(part, what, "only text") for part in value)
 
 
-def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[dict[str, Any]]:
-    """``items`` as messages of a chat, after ``instructions``.
+def _text_of(part: Any, what: str, taken: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal":
+        return clean_text(part.get("refusal"), "a refusal")
+    if kind in TEXTS:
+        return clean_text(part.get("text"), "the text of a part")
+    raise ValueError(f"{what} has a part of type {kind!r}, which is not supported: {taken} can be here")
+
+
+def _shown(value: Any, what: str) -> list[dict[str, Any]]:
+    """A string, or a list of parts, as parts: one of text, or as they came where there are images."""
+    if not isinstance(value, list) or not any(map(_is_image, value)):
+        return [{"type": "input_text", "text": _text(value, what)}]
+    return [
+        _image(part, f"{what}.{at}")
+        if _is_image(part)
+        else {"type": "input_text", "text": _text_of(part, what, "text or images")}
+        for at, part in enumerate(value)
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if part.get("file_id"):
+        raise ValueError(f"{where}.file_id is not supported: no files are kept here; send the image as image_url")
+    try:
+        shown = shown_image(part.get("image_url"), where)
+    except ValueError as error:
+        raise ValueError(f"{where}.image_url: {error}") from None
+    return {"type": "input_image", "image_url": shown.url, "detail": "auto"}
+
+
+def has_images(item: Item) -> bool:
+    """Whether a message, or an output, shows some."""
+    parts = item.get("content") if item["type"] == "message" else item.get("output")
+    return isinstance(parts, list) and any(map(_is_image, parts))
+
+
+def _content(parts: Any, where: str) -> Content:
+    """Content of an item, which is at ``where``, as a message has it."""
+    if isinstance(parts, str):
+        return parts
+    return together(
+        ShownImage(part["image_url"], f"{where}.{at}") if _is_image(part) else part["text"]
+        for at, part in enumerate(parts)
+    )
+
+
+def messages_of(
+    items: Sequence[Item], instructions: str | None = None, places: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """``items`` as messages of a chat, after ``instructions``. ``places``: fields of the request's own items, by their
+    ids.
 
     What the assistant thinks, says and calls in one turn is one message; so are messages of one role in a row, which
     many templates refuse, and which agents send: instructions, rules and surroundings each as their own.
@@ -147,15 +193,15 @@ def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[
     if instructions:
         made.append({"role": "system", "content": [instructions]})
     for item in items:
+        where = (places or {}).get(item.get("id", "")) or f"the item {item.get('id')!r}"
         match item["type"]:
             case "message" if item["role"] == "assistant":
                 _turn(made, free_of=("content", "tool_calls"))["content"] = item["content"][0]["text"]
             case "message":
                 role = "user" if item["role"] == "user" else "system"
-                text = item["content"][0]["text"]
                 if not made or made[-1]["role"] != role:
                     made.append({"role": role, "content": []})
-                made[-1]["content"].append(text)
+                made[-1]["content"] += parts_of(_content(item["content"], f"{where}.content"))
             case "reasoning":
                 texts = item.get("content") or item["summary"]
                 if texts:
@@ -167,10 +213,16 @@ def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[
                 call = {"id": item["call_id"], "function": {"name": name, "arguments": arguments}}
                 _turn(made).setdefault("tool_calls", []).append(call)
             case _:
-                made.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+                made.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": item["call_id"],
+                        "content": _content(item["output"], f"{where}.output"),
+                    }
+                )
     for each in made:
         if isinstance(each.get("content"), list):
-            each["content"] = "\n\n".join(each["content"])
+            each["content"] = together(each["content"], "\n\n")
     return made
 
 

@@ -9,12 +9,13 @@ from fastapi.responses import Response
 
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Form
-from ferrule.serve.answer.prepared import prepared
+from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, described
 from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models import Models
 from ferrule.serve.openai.responses.answer import answer_response, context_of, own_items, read_request
+from ferrule.serve.openai.responses.items import has_images
 from ferrule.serve.openai.responses.objects import Deleted, InputTokens, ItemList, ResponseBody
 from ferrule.serve.openai.responses.schemas import ResponsesRequest
 from ferrule.serve.openai.responses.store import Responses
@@ -27,20 +28,22 @@ def add_routes(app: FastAPI, models: Models) -> None:
     responses = Responses()
 
     def owner() -> str:
-        """Each key's responses are its own; without keys there is one owner."""
-        return current_exchange().caller.name or ""
+        """Each key's responses are its own, whoever has its name later; without keys there is one owner."""
+        return current_exchange().caller.identity
 
     async def read(body: ResponsesRequest, request: Request, *, count: bool) -> Response:
-        service = await (models.known(body.model) if count else models.service(body.model))
         context = context_of(body, owner(), responses)
         own = own_items(body, context)
+        shows = any(has_images(item) for each in (*(each.items for each in context.before), own) for item in each)
+        service = await (models.known if count and not shows else models.service)(body.model)
 
-        def made() -> Response:
+        async def made(reader: RequestReader) -> Response:
             if count:
-                return respond(InputTokens(read_request(service, body, context, own).chat.prompt_tokens))
-            return answer_response(service, body, context, own)
+                return respond(InputTokens((await read_request(reader, body, context, own)).chat.prompt_tokens))
+            return await answer_response(reader, body, context, own)
 
-        slow = bool(context.before) or bool(body.text and body.text.format) or body.truncation == "auto"
+        grammar = bool(body.tools) or bool(body.text and body.text.format)
+        slow = bool(context.before) or grammar or body.truncation == "auto"
         return await prepared(service, request, made, slow=slow)
 
     @app.post("/v1/responses", responses=described(*OF_BODIES, ok=ResponseBody, stream=Form.media_type))

@@ -1,0 +1,1 @@
+"""Images in prompts, on a rank."""
