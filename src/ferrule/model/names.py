@@ -13,7 +13,7 @@ Place = Literal["embedding", "head", "final", "elsewhere"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.(\d+)\.(.+)$")
 _NO_WEIGHT = re.compile(
-    r"rotary_emb\.inv_freq|rotary_pos_emb|\.attention\.(?:bias|masked_bias)$|(?:^|\.)rope_(?:freqs|factors)"
+    r"rotary_emb\.inv_freq|rotary_pos_emb|(?:^|\.)(?:position|token_type)_ids$|\.attention\.(?:bias|masked_bias)$|(?:^|\.)rope_(?:freqs|factors)"
 )
 _OTHER_PART = re.compile(r"(?:^|\.)(?:mtp|visual|vision\w*|audio\w*|multi_modal\w*|mm_\w*|embed_(?:vision|audio))\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens\w*|embed_in|embed|wte|wpe|token_embd|embeddings?|word_embeddings)\.")

@@ -30,6 +30,7 @@ class ModelSpec:
     architecture that way, or are None. ``notes``: what a user should know about these numbers.
     ``streams``: hidden states of a token side by side between layers (hyper-connections: Xie et al. 2026).
     ``known_family``: False where cache and arithmetic are a guess, as of full attention.
+    ``encoder``: it makes vectors only, of texts that it takes whole.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ModelSpec:
     notes: tuple[str, ...] = ()
     known_family: bool = True
     streams: int = 1
+    encoder: bool = False
 
     @property
     def layers(self) -> int:

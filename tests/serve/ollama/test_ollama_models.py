@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, byte_level, demo_spec
 from running import running
 
 from ferrule.engine import RankInfo
+from ferrule.model import Embedding
 from ferrule.serve.answer.service import Service
 from ferrule.serve.ollama.describe import capabilities, details
 from ferrule.serve.ollama.names import means, plain, tagged
@@ -82,6 +83,8 @@ def test_capabilities_and_details() -> None:
     engine = FakeEngine(tokenizer=byte_level(template))
     assert capabilities(Service(engine, dialect(template))) == ["completion", "tools", "thinking", "embedding"]
     assert capabilities(Service(engine, dialect(template, "none"))) == ["completion", "thinking", "embedding"]
+    encoder = replace(engine, embedding=Embedding(only=True))
+    assert capabilities(Service(encoder, dialect(template))) == ["embedding"]
     told = details(replace(demo_spec(), stored="GGUF Q4_K, Q6_K"))
     assert (told.format, told.quantization_level) == ("gguf", "Q4_K, Q6_K")
 

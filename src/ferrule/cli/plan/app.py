@@ -202,7 +202,7 @@ def _show(
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
     _print("", text.memory_table(question, best))
     if explain:
-        _print("", *text.terms_tables(best))
+        _print("", *text.terms_tables(best, vectors=question.model.encoder))
     for each in steps:
         _print("", *step.step_text(each))
     _print("", *text.warnings(question), *text.notes(question, answers))

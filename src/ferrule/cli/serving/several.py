@@ -139,7 +139,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         model.plan,
         model.tokenizer,
         model.default_sampling,
-        options.max_context or model.spec.max_context,
+        options.max_context or model.longest,
         tuple(each.name for each in options.adapters),
         model.embedding,
     )

@@ -33,10 +33,11 @@ def can_call(service: Service) -> bool:
 
 def capabilities(service: Service) -> list[str]:
     """In Ollama's words."""
+    answers = not service.engine.embedding.only
     told = {
-        "completion": not service.engine.embedding.only,
-        "tools": can_call(service),
-        "thinking": service.dialect.reasons,
+        "completion": answers,
+        "tools": answers and can_call(service),
+        "thinking": answers and service.dialect.reasons,
         "embedding": service.engine.embedding.refusal is None,
     }
     return [name for name, has in told.items() if has]

@@ -45,13 +45,13 @@ class Cards:
 
 def capabilities(engine: Engine, speaks: Dialect) -> list[str]:
     """What ``engine``'s model can be asked for, whose dialect is ``speaks``. Its tokenizer is written out for that."""
-    tokenizer = engine.tokenizer
+    tokenizer, answers = engine.tokenizer, not engine.embedding.only
     able = {
-        "completion": not engine.embedding.only,
-        "chat": tokenizer.has_chat_template and not engine.embedding.only,
-        "tools": "tools" in tokenizer.template_names and speaks.family is not None,
-        "reasoning": speaks.reasons,
-        "structured_output": tokenizer.to_json() is not None,
+        "completion": answers,
+        "chat": answers and tokenizer.has_chat_template,
+        "tools": answers and "tools" in tokenizer.template_names and speaks.family is not None,
+        "reasoning": answers and speaks.reasons,
+        "structured_output": answers and tokenizer.to_json() is not None,
         "embeddings": engine.embedding.refusal is None,
     }
     return [name for name, can in able.items() if can]

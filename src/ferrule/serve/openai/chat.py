@@ -11,7 +11,7 @@ from ferrule.engine import ChatMessage as EngineMessage
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Collected, Counts
-from ferrule.serve.answer.prompt import encode
+from ferrule.serve.answer.prompt import check_answers, encode
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job, choices
 from ferrule.serve.answer.service import Service
@@ -56,6 +56,7 @@ def prepare_chat(service: Service, body: ChatRequest, *, pieces: bool = False) -
     Raises `RequestError` when it asks for something that cannot be done."""
     refuse_unsupported(body)
     engine = service.engine
+    check_answers(engine)
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     wanted = asked(body, engine.tokenizer, service.dialect)
     text = chat_text(engine, body, wanted, service.dialect)
