@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tiny_models import hash_of
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
 
 COMMON: dict[str, Any] = {
@@ -65,11 +65,12 @@ def add_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece("##")
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(directory / "tokenizer.json"))
     roles = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
-    write(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    write(directory / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **roles})
 
 
 def add_modules(directory: Path, pooling: str, *dense: tuple[int, int, str], longest: int | None = None) -> None:

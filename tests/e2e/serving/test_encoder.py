@@ -35,7 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[Server]:
-    found = start_server(str(directory))
+    found = start_server(str(directory), "--tp", "1")
     yield found
     found.stop()
 

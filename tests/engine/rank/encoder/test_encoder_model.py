@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from ferrule.engine.rank.encoder.groups import grouped
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.encoder.trial import try_encoder
 from ferrule.engine.rank.runner import make_runner
+from ferrule.engine.source import describe, read_config
 from ferrule.engine.spec import read_spec
 from ferrule.errors import EngineError, ModelError, PlanError
 from ferrule.model import read_model
@@ -49,7 +51,7 @@ def check(runner: EncoderRunner, directory: Path) -> None:
     assert found is not None
     with torch.inference_mode():
         right = [model(torch.tensor([text])).last_hidden_state[0] for text in TEXTS]
-    np.testing.assert_allclose(found.numpy(), torch.cat(right).numpy(), atol=1e-5)
+    np.testing.assert_allclose(runner.device.download(found).numpy(), torch.cat(right).numpy(), atol=1e-5)
 
 
 def test_every_family_that_is_called_an_encoder_is_tried() -> None:
@@ -59,6 +61,7 @@ def test_every_family_that_is_called_an_encoder_is_tried() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_hidden_states_are_those_of_each_text_alone(name: str, tmp_path: Path) -> None:
     spec = read_spec(make_encoder(name, tmp_path))
+    assert spec == describe(tmp_path, read_config(tmp_path))
     assert spec.encoder
     assert spec.known_family
     assert spec.cache_bytes(64) == 0
@@ -80,12 +83,16 @@ def test_what_stands_on_the_hidden_states_is_left_out(name: str, tmp_path: Path)
         tensors["bert.embeddings.position_ids"] = torch.arange(96).unsqueeze(0)
         tensors = {key.replace("LayerNorm.weight", "LayerNorm.gamma"): each for key, each in tensors.items()}
     save_file(tensors, file, {"format": "pt"})
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told.pop("dtype") == "float32"
+    (tmp_path / "config.json").write_text(json.dumps(told))
     spec = read_spec(tmp_path)
     assert any("no part of the encoder" in note for note in spec.notes)
     with running(tmp_path) as runner:
         assert runner.weight_bytes == spec.in_engine.rank_bytes()
         check(runner, tmp_path)
-    assert read_model(str(tmp_path)).parameters == spec.parameters
+    planned = read_model(str(tmp_path))
+    assert (planned.parameters, planned.bytes, planned.stored) == (spec.parameters, spec.bytes, "float32")
 
 
 def test_packed_while_they_are_loaded_they_take_what_is_planned(tmp_path: Path) -> None:
@@ -95,6 +102,12 @@ def test_packed_while_they_are_loaded_they_take_what_is_planned(tmp_path: Path) 
         assert runner.weight_bytes == spec.in_engine.rank_bytes()
         assert runner.weight_bytes < 0.6 * read_spec(tmp_path).bytes
         try_encoder(runner, spec.vocab_size)
+
+
+def test_an_accelerator_computes_the_same(tmp_path: Path) -> None:
+    with running(make_encoder("mpnet", tmp_path), device="emulated") as runner:
+        check(runner, tmp_path)
+        try_encoder(runner, 131)
 
 
 def test_positions_behind_that_of_padding_count(tmp_path: Path) -> None:
