@@ -73,7 +73,7 @@ def test_dense_layers_are_read(tmp_path: Path) -> None:
     assert "'Mish'" in str(read_embedding(tmp_path).refusal)
 
 
-@pytest.mark.parametrize("kinds", [("Pooling", "LSTM"), ("Pooling", "Normalize", "Dense")])
+@pytest.mark.parametrize("kinds", [("Pooling", "LSTM"), ("Pooling", "Normalize", "Dense"), ("Dense",)])
 def test_further_layers_are_refused_by_name(kinds: tuple[str, ...], tmp_path: Path) -> None:
     found = read_embedding(write(tmp_path, "Transformer", *kinds, pooling=MEAN))
     assert repr(kinds[-1]) in str(found.refusal)

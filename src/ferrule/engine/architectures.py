@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ferrule.model import Cuts, no_plan
-from ferrule.model.families.encoders import WHOLE, is_encoder, padding_positions
+from ferrule.model.families.encoders import WHOLE, encoder_refusal, is_encoder, padding_positions
 
 LATENT_HEADS = {
     "layers.*.self_attn.q_proj": "colwise",
@@ -146,8 +146,8 @@ def _field(config: Any) -> Callable[[str], Any]:
 
 def layers_refusal(config: Any) -> str | None:
     """Reason why the layers of ``config`` are not run however they are split, or None."""
-    if encodes(config) and any("Classification" in str(each) for each in config.architectures or ()):
-        return "classifies texts or scores pairs of them (a reranker), which is not run here"
+    if encodes(config) and (refusal := encoder_refusal(_field(config))):
+        return refusal
     kinds = frozenset(getattr(config, "layer_types", None) or ())
     if others := kinds - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset()):
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(others))}"

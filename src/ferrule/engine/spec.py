@@ -15,7 +15,7 @@ from ferrule.engine.weights.formats import known_methods
 from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ConfigError
 from ferrule.model import ModelSpec
-from ferrule.model.families.encoders import ENCODERS
+from ferrule.model.families.encoders import ENCODERS, encoder_refusal
 from ferrule.model.families.shape import Shape, read_shape
 from ferrule.model.gguf import SUFFIX, gguf_config, read_gguf_model
 from ferrule.model.headers import read_json
@@ -87,9 +87,8 @@ def _plain_fields(directory: Path) -> dict[str, Any] | None:
 def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     """Whether all that transformers would say of this model is known here: nothing is refused, no default is used."""
     if shape.model_type in ENCODERS:
-        classifies = any("Classification" in str(each) for each in fields.get("architectures") or ())
-        whole = not classifies and not quantization_of(fields)
-        return shape.encoder and whole and all(fields.get(name) is not None for name in _OF_ENCODERS)
+        plain = not quantization_of(fields) and encoder_refusal(fields.get) is None
+        return shape.encoder and plain and all(fields.get(name) is not None for name in _OF_ENCODERS)
     if not shape.known or shape.multimodal or shape.other_layers or shape.family.mixer is not None:
         return False
     if shape.family.attention == "compressed":  # transformers has several names for most of its fields

@@ -57,6 +57,11 @@ class Role:
     sinks: bool = False
 
 
+def is_no_weight(name: str) -> bool:
+    """Whether tensor ``name`` is stored by some, and computed from the configuration by all."""
+    return _NO_WEIGHT.search(name) is not None
+
+
 def layer_of(name: str) -> tuple[int, str] | None:
     """The layer's number and the name within it, or None for a tensor of no layer."""
     found = None if _OTHER_PART.search(name) else _LAYER.search(name)

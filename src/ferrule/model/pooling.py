@@ -89,11 +89,12 @@ def read_embedding(directory: Path, *, encoder: bool = False) -> Embedding:
         return found
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise ModelError(f"{directory / MODULES} is not the list of modules that sentence-transformers writes")
-    found = replace(found, normalize=False)
+    found, pooled = replace(found, normalize=False), False
     for each in modules:
         kind, folder = str(each.get("type", "")).rpartition(".")[2], str(each.get("path", ""))
         try:
-            found = _with(found, kind, directory, folder)
+            found = _with(found, kind, directory, folder, pooled=pooled)
+            pooled |= kind == "Pooling"
         except _NotRunError as error:
             return replace(found, refusal=str(error))
     return found
@@ -109,16 +110,16 @@ class _NotRunError(Exception):
     """Its text says what of the files is not run here."""
 
 
-def _with(found: Embedding, kind: str, directory: Path, folder: str) -> Embedding:
-    """``found`` with one more module. Raises `_NotRunError`."""
+def _with(found: Embedding, kind: str, directory: Path, folder: str, *, pooled: bool) -> Embedding:
+    """``found`` with one more module. ``pooled``: hidden states are, by then. Raises `_NotRunError`."""
     match kind:
         case "Transformer" | "Dropout":
             return found
-        case "Pooling":
+        case "Pooling" if not pooled:
             return replace(found, pooling=_mode(directory / folder / "config.json"))
         case "Normalize":
             return replace(found, normalize=True)
-        case "Dense" if not found.normalize:
+        case "Dense" if pooled and not found.normalize:
             return replace(found, dense=(*found.dense, DenseLayer(folder, _activation(directory, folder))))
     raise _NotRunError(f"this model's vectors go through a module {kind[:40]!r}, which is not run here")
 

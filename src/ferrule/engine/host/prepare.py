@@ -19,7 +19,7 @@ from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import SamplingParams
 from ferrule.engine.vectors import Dense, read_dense
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, ModelError
 from ferrule.model import Embedding, ModelSpec, lacks_head, read_embedding
 from ferrule.plan import Plan, make_plan
 from ferrule.process.memory import trim
@@ -79,6 +79,8 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     embedding = Embedding()
     if directory.is_dir():  # else: a GGUF file
         embedding = read_embedding(directory, encoder=spec.encoder)
+    if spec.encoder and embedding.refusal is not None:
+        raise ModelError(f"{options.model}: {embedding.refusal}, and an encoder makes nothing but vectors")
     dense = read_dense(directory, embedding, spec.hidden_size)
     layout = read_layout(directory)
     has_head = any(HEAD.encode() in file.head for file in layout.files)

@@ -17,7 +17,12 @@ WHOLE = "an encoder runs on one rank"
 
 _AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 """Families whose first position is the one behind that of padding."""
-_UNUSED = re.compile(r"(?:^|\.)(?:pooler|cls|lm_head|classifier|decoder|discriminator_predictions)\.|^head\.")
+_UNUSED = re.compile(
+    r"(?:^|\.)(?:pooler|cls|lm_head|classifier|decoder|qa_outputs|vocab_(?:transform|layer_norm|projector)"
+    r"|(?:generator|discriminator)_\w+)\.|^head\."
+)
+_PLACED = frozenset({"alibi", "relative_key", "relative_key_query"})
+"""Kinds of positions that transformers' classes no longer have."""
 
 
 def is_encoder(field: Callable[[str], Any]) -> bool:
@@ -25,6 +30,14 @@ def is_encoder(field: Callable[[str], Any]) -> bool:
     if field("is_causal") is False or field("use_bidirectional_attention") in (True, "all"):
         return True
     return field("model_type") in ENCODERS and not field("is_decoder")
+
+
+def encoder_refusal(field: Callable[[str], Any]) -> str | None:
+    """Reason why an encoder's vectors would not be those that it was trained for, or None."""
+    if any("Classification" in str(each) for each in field("architectures") or ()):
+        return "classifies texts or scores pairs of them (a reranker), which is not run here"
+    positions = field("position_embedding_type")
+    return f"tells positions in a way that is not run here ({positions})" if positions in _PLACED else None
 
 
 def padding_positions(field: Callable[[str], Any]) -> int:

@@ -130,6 +130,21 @@ def test_rerankers_are_refused(tmp_path: Path) -> None:
         read_spec(tmp_path)
 
 
+def test_what_only_calls_itself_bert_is_refused(tmp_path: Path) -> None:
+    """As models with code of their own do."""
+    file = make_encoder("bert", tmp_path) / "model.safetensors"
+    more = "encoder.layer.0.mlp.gated_layers.weight"
+    save_file(load_file(file) | {more: torch.zeros(4, 4)}, file, {"format": "pt"})
+    with (
+        pytest.raises(ModelError, match=rf"holds {more}, of which transformers' BertModel makes nothing"),
+        running(tmp_path),
+    ):
+        pass
+    make_encoder("bert", tmp_path, position_embedding_type="alibi")
+    with pytest.raises(ModelError, match=r"tells positions in a way that is not run here \(alibi\)"):
+        read_spec(tmp_path)
+
+
 def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     make_encoder("bert", tmp_path)
     file = tmp_path / "model.safetensors"

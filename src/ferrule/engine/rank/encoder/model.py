@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,12 @@ from ferrule.engine.devices import Device
 from ferrule.engine.rank.model import restore_buffers
 from ferrule.engine.rank.packed import PACKS
 from ferrule.engine.source import read_config, saved_dtype
-from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.checkpoint import Checkpoint, some
 from ferrule.engine.weights.loading import BytesRead, load, recipes
+from ferrule.engine.weights.pieces import Recipe
 from ferrule.errors import ModelError
+from ferrule.model.families.encoders import is_unused
+from ferrule.model.names import is_no_weight
 
 
 @dataclass
@@ -51,6 +55,19 @@ def build(directory: Path, dtype: str, device: Device, on_bytes: BytesRead, weig
         model.pooler = None  # BERT's, which stands on the first token; vectors are pooled here
     with Checkpoint(directory, weights) as checkpoint:
         made_of = recipes(model, list(checkpoint.tensors))
+        _check_all_used(type(model).__name__, made_of, checkpoint)
         size = load(model, made_of, {}, {}, checkpoint, on_bytes, device.torch_device, PACKS)
     restore_buffers(model, device.torch_device, model)
     return Encoder(model, torch_dtype, int(getattr(config, "pad_token_id", None) or 0), size)
+
+
+def _check_all_used(name: str, made_of: Mapping[str, Recipe], checkpoint: Checkpoint) -> None:
+    """Raise `ModelError` where the checkpoint has layers that the class ``name`` has not: some encoders call
+    themselves BERT, and bring code of their own."""
+    used = {key for recipe in made_of.values() for keys in recipe.sources.values() for key in keys}
+    left = [key for key in checkpoint.tensors if not (key in used or is_unused(key) or is_no_weight(key))]
+    if left:
+        raise ModelError(
+            f"{checkpoint.directory} holds {some(left)}, of which transformers' {name} makes nothing, so its vectors "
+            "would be wrong; models with code of their own are not run here"
+        )
