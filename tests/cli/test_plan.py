@@ -160,6 +160,8 @@ def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
         assert words in told.output
     assert "* not with the built-in engine: an encoder runs on one rank" in told.output
     assert "tok/s" not in told.output
+    drawn = run(str(file), "--profile", "two-strix", "--plot", str(tmp_path / "a.png"))
+    assert (drawn.exit_code, "an encoder makes none" in drawn.output) == (2, True)
     answer = json.loads(run(str(file), "--profile", "two-strix", "--json").output)
     assert answer["model"]["encoder"] is True
     assert answer["plans"][0]["memory"][0]["cache"] == 0

@@ -71,7 +71,7 @@ def read_dense(directory: Path, embedding: Embedding, width: int) -> tuple[Dense
 
 def finished(vectors: Sequence[Vector], layers: Sequence[Dense], *, normalize: bool) -> list[Vector]:
     """Pooled ``vectors`` after all dense layers; with ``normalize`` of length 1."""
-    if layers:
+    if layers and vectors:
         together = np.stack(vectors)
         for layer in layers:
             together = layer(together)

@@ -129,6 +129,8 @@ def plan(
 
         check_engine(asked.runtime)
     if picture is not None:
+        if asked is not None and asked.model.encoder:
+            raise ConfigError("--plot draws tokens per second, and an encoder makes none; leave it out")
         with needs("bench", "plan --plot"):
             import matplotlib  # noqa: F401
     machines = _machines(profile, cluster, hosts, tree, remote_command, measure=measure)

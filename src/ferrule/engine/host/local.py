@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -135,7 +136,8 @@ class LocalEngine:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        return finished(pooled, self._dense, normalize=self.embedding.normalize)
+        finish = partial(finished, pooled, self._dense, normalize=self.embedding.normalize)
+        return await asyncio.to_thread(finish) if self._dense else finish()
 
     async def _embed(self, prompt: Sequence[int], pooling: PoolingMode) -> Vector:
         with self._opened(self._requests.add(prompt, SamplingParams(), pooling)) as stream:

@@ -167,6 +167,14 @@ def test_padding_that_is_seen_is_found_out(tmp_path: Path) -> None:
             runner.run(Batch((Span(0, 0, 1, True),), (5,)))
 
 
+def test_a_decoder_that_stays_one_is_found_out(tmp_path: Path) -> None:
+    with running(make_encoder("qwen3", tmp_path)) as runner:
+        try_encoder(runner, 131)
+        runner.encoder.model.config.is_causal = True  # as classes have it that make masks of their own
+        with pytest.raises(ModelError, match="Qwen3Model sees no later tokens"):
+            try_encoder(runner, 131)
+
+
 def test_texts_are_computed_together_where_they_are_alike() -> None:
     assert grouped([]) == []
     assert grouped([5, 9, 7]) == [[1, 2, 0]]
