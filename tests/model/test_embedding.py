@@ -69,8 +69,26 @@ def test_dense_layers_are_read(tmp_path: Path) -> None:
         told.write_text(json.dumps({"in_features": 64, "out_features": 32, "activation_function": name}))
         layer = DenseLayer("2_Dense", name.rpartition(".")[2])  # type: ignore[arg-type]
         assert read_embedding(tmp_path) == Embedding("mean", normalize=False, dense=(layer,))
+    for strange in ({"module_input_name": "token_embeddings"}, {"use_residual": True}):
+        told.write_text(json.dumps(strange))
+        assert "module 2_Dense is of tokens, or adds a residual" in str(read_embedding(tmp_path).refusal)
     told.write_text(json.dumps({"activation_function": "torch.nn.modules.activation.Mish"}))
     assert "'Mish'" in str(read_embedding(tmp_path).refusal)
+
+
+@pytest.mark.parametrize(
+    ("first", "runs"),
+    [
+        ({"module_output_name": "token_embeddings"}, True),
+        ({"modality_config": {"text": {"method_output_name": "last_hidden_state"}}}, True),
+        ({"module_output_name": "sentence_embedding"}, False),
+        ({"modality_config": {"text": {"method_output_name": "pooler_output"}}}, False),
+    ],
+)
+def test_vectors_of_something_else_than_hidden_states_are_refused(first: Any, runs: bool, tmp_path: Path) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(first))
+    found = read_embedding(write(tmp_path, "Transformer", "Pooling", pooling=MEAN))
+    assert (found.refusal is None) is runs
 
 
 @pytest.mark.parametrize("kinds", [("Pooling", "LSTM"), ("Pooling", "Normalize", "Dense"), ("Dense",)])

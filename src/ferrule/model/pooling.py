@@ -34,7 +34,7 @@ _NAMED: Mapping[str, PoolingMode] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-_LENGTH_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+_FIRST_MODULE = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
     "sentence_camembert_config.json", "sentence_xlm-roberta_config.json", "sentence_mpnet_config.json")  # fmt: skip
 """Names that sentence-transformers has had for the settings of its first module."""
 
@@ -113,11 +113,15 @@ class _NotRunError(Exception):
 def _with(found: Embedding, kind: str, directory: Path, folder: str, *, pooled: bool) -> Embedding:
     """``found`` with one more module. ``pooled``: hidden states are, by then. Raises `_NotRunError`."""
     match kind:
-        case "Transformer" | "Dropout":
+        case "Transformer":
+            _check_transformer(directory)
+            return found
+        case "Dropout":
             return found
         case "Pooling" if not pooled:
             return replace(found, pooling=_mode(directory / folder / "config.json"))
         case "Normalize":
+            _check_module(_read(directory / folder / "config.json"), folder)
             return replace(found, normalize=True)
         case "Dense" if pooled and not found.normalize:
             return replace(found, dense=(*found.dense, DenseLayer(folder, _activation(directory, folder))))
@@ -145,6 +149,7 @@ def _activation(directory: Path, folder: str) -> Activation:
     told = _read(file)
     if not isinstance(told, dict):
         raise ModelError(f"{file} describes a dense layer, and is missing or no JSON object")
+    _check_module(told, folder)
     name = str(told.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     known: Mapping[str, Activation] = {each: each for each in get_args(Activation)}
     if name not in known:
@@ -152,14 +157,35 @@ def _activation(directory: Path, folder: str) -> Activation:
     return known[name]
 
 
+def _check_module(told: Any, folder: str) -> None:
+    """Raise `_NotRunError` where a module after pooling does something else than usual."""
+    names = ("module_input_name", "module_output_name")
+    if isinstance(told, dict) and (
+        told.get("use_residual") or any(told.get(name) not in (None, "sentence_embedding") for name in names)
+    ):
+        raise _NotRunError(f"this model's module {folder} is of tokens, or adds a residual, which is not run here")
+
+
+def _check_transformer(directory: Path) -> None:
+    """Raise `_NotRunError` where the first module gives something else than hidden states."""
+    told = _first_module(directory) or {}
+    kinds = told.get("modality_config")
+    text = kinds.get("text") if isinstance(kinds, dict) else None
+    output = text.get("method_output_name") if isinstance(text, dict) else None
+    if output not in (None, "last_hidden_state") or told.get("module_output_name") not in (None, "token_embeddings"):
+        raise _NotRunError("this model's vectors are made of something else than its last hidden states")
+
+
+def _first_module(directory: Path) -> dict[str, Any] | None:
+    found = (_read(directory / name) for name in _FIRST_MODULE)
+    return next((told for told in found if isinstance(told, dict)), None)
+
+
 def _settings(directory: Path) -> tuple[int | None, bool]:
     """Tokens of the longest text, by the settings of the first module, else of the tokenizer; and whether texts are
     made lower case."""
-    for name in _LENGTH_FILES:
-        told = _read(directory / name)
-        if isinstance(told, dict):
-            break
-    else:
+    told = _first_module(directory)
+    if told is None:
         return None, False
     longest = told.get("max_seq_length")
     if longest is None:
