@@ -244,11 +244,11 @@ def test_a_missing_extra_is_named_before_anything_starts(package: str, monkeypat
 
 
 def test_the_curl_line_is_for_a_shell() -> None:
-    line = curl("http://127.0.0.1:8420", "it's", chat=True, with_key=True)
+    line = curl("http://127.0.0.1:8420", "it's", "chat/completions", with_key=True)
     assert line.startswith("curl http://127.0.0.1:8420/v1/chat/completions -H ")
     assert '-H "Authorization: Bearer $FERRULE_API_KEY"' in line
-    assert "Bearer" not in curl("http://x", "m", chat=False, with_key=False)
-    assert "/v1/completions" in curl("http://x", "m", chat=False, with_key=False)
+    assert "Bearer" not in curl("http://x", "m", "completions", with_key=False)
+    assert "/v1/completions" in curl("http://x", "m", "completions", with_key=False)
     assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert base_url("::1", 1) == "http://[::1]:1"
 

@@ -144,6 +144,29 @@ def test_what_recurrent_layers_keep_is_told(tmp_path: Path) -> None:
     assert "a slice of the vocabulary" in run("nemotron-h-8b", "--cluster", desk(tmp_path, "64 GiB")).output
 
 
+def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
+    """EmbeddingGemma, by what its maker published."""
+    fields = {
+        "architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 768,
+        "num_hidden_layers": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 256,
+        "intermediate_size": 1152, "max_position_embeddings": 2048, "sliding_window": 512, "dtype": "float32",
+        "use_bidirectional_attention": True,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(fields))
+    told = run(str(file), "--profile", "two-strix", "--explain", "--explain-step", "--concurrency", "2")
+    assert told.exit_code == 0, told.output
+    for words in ("303M parameters", "24 layers, embeddings only", "best ttft", "a vector", "no step program"):
+        assert words in told.output
+    assert "* not with the built-in engine: an encoder runs on one rank" in told.output
+    assert "tok/s" not in told.output
+    drawn = run(str(file), "--profile", "two-strix", "--plot", str(tmp_path / "a.png"))
+    assert (drawn.exit_code, "an encoder makes none" in drawn.output) == (2, True)
+    answer = json.loads(run(str(file), "--profile", "two-strix", "--json").output)
+    assert answer["model"]["encoder"] is True
+    assert answer["plans"][0]["memory"][0]["cache"] == 0
+
+
 def test_machines_are_saved_as_a_file_to_plan_with(tmp_path: Path) -> None:
     file = tmp_path / "saved.toml"
     assert run("--profile", "two-strix", "--save", str(file)).exit_code == 0

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_encoders import add_modules, add_tokenizer, make_encoder
 from tiny_models import CONFIGS, COUNTED, make
 
 from ferrule.engine import spec
@@ -82,11 +83,17 @@ def test_a_family_that_is_not_known_here_is_left_to_transformers(tmp_path: Path)
     assert read_spec(tmp_path) == replace(describe(tmp_path, read_config(tmp_path)), model_type="helium")
 
 
-def test_a_model_is_prepared_without_torch_and_transformers() -> None:
+def test_a_model_is_prepared_without_torch_and_transformers(tmp_path: Path) -> None:
+    """Decoders, and encoders with their dense layers and BERT's tokenizers."""
+    add_tokenizer(make_encoder("bert", tmp_path))
+    add_modules(tmp_path, "mean_tokens", (32, 24, "Tanh"))
     code = (
         "import sys, ferrule.serve.server; from ferrule.engine import EngineOptions;"
         "from ferrule.engine.host.prepare import prepare;"
-        "prepare(EngineOptions('demo')); print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
+        "[prepare(EngineOptions(each)) for each in sys.argv[1:]];"
+        "print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "demo", str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "set()"

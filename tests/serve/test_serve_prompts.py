@@ -91,6 +91,12 @@ def test_vectors_that_are_not_made(client: openai.OpenAI, given: dict[str, Any],
     assert caught.value.param == param
 
 
+def test_texts_are_made_lower_case_where_the_model_was_trained_so(serving: Callable[..., openai.OpenAI]) -> None:
+    engine = FakeEngine(embedding=Embedding(lower=True))
+    serving(engine).embeddings.create(model=MODEL, input=["The Fox", "É"], encoding_format="float")
+    assert engine.embedded == [[tuple(engine.tokenizer.encode(text)) for text in ("the fox", "é")]]
+
+
 def test_vectors_are_cut_where_the_model_was_trained_for_it(serving: Callable[..., openai.OpenAI]) -> None:
     client = serving(FakeEngine(embedding=Embedding(dimensions=(2,))))
     whole = np.array(client.embeddings.create(model=MODEL, input="The fox", dimensions=4).data[0].embedding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from ferrule.engine.host.speed import Speed
     from ferrule.plan import Plan, Shard
     from ferrule.serve.http.tls import ServerTls
+
+
+Way = Literal["chat/completions", "completions", "embeddings"]
+_ASKED: dict[Way, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "user", "content": "Hello!"}]},
+    "completions": {"prompt": "Once upon a time"},
+    "embeddings": {"input": "Once upon a time"},
+}
 
 
 class Loading:
@@ -91,9 +99,10 @@ def show_ready(
 def show_curl(console: Console, url: str, engine: Engine, *, with_key: bool, tls: ServerTls | None) -> None:
     """Print a command that asks ``engine`` at ``url`` something: outside of any panel and never wrapped, so that it can
     be pasted."""
-    has_template = engine.tokenizer.has_chat_template
+    ways: dict[bool, Way] = {True: "chat/completions", False: "completions"}
+    way = "embeddings" if engine.embedding.only else ways[engine.tokenizer.has_chat_template]
     console.print(
-        curl(url, engine.name, chat=has_template, with_key=with_key, tls=tls),
+        curl(url, engine.name, way, with_key=with_key, tls=tls),
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -117,15 +126,13 @@ def base_url(host: str, port: int, tls: ServerTls | None = None) -> str:
     return f"http://{write_address((host, port))}"
 
 
-def curl(url: str, model: str, *, chat: bool, with_key: bool, tls: ServerTls | None = None) -> str:
+def curl(url: str, model: str, way: Way, *, with_key: bool, tls: ServerTls | None = None) -> str:
     """A shell command that asks the server something."""
-    asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Once upon a time"}
-    body = json.dumps({"model": model, **asked}, ensure_ascii=False)
-    path = "chat/completions" if chat else "completions"
+    body = json.dumps({"model": model, **_ASKED[way]}, ensure_ascii=False)
     key = ' -H "Authorization: Bearer $FERRULE_API_KEY"' if with_key else ""
     known = f" --cacert {shlex.quote(str(tls.chain))}" if tls is not None and tls.signs_itself else ""
     headers = f'{known}{key} -H "Content-Type: application/json"'
-    return f"curl {shlex.quote(f'{url}/v1/{path}')}{headers} -d {shlex.quote(body)}"
+    return f"curl {shlex.quote(f'{url}/v1/{way}')}{headers} -d {shlex.quote(body)}"
 
 
 def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ferrule.model import Cuts, no_plan
+from ferrule.model.families.encoders import WHOLE, encoder_refusal, is_encoder, padding_positions
 
 LATENT_HEADS = {
     "layers.*.self_attn.q_proj": "colwise",
@@ -143,8 +145,19 @@ def cuts_of(config: Any) -> Cuts | None:
     )
 
 
+def encodes(config: Any) -> bool:
+    """Whether it is an encoder."""
+    return is_encoder(_field(config))
+
+
+def _field(config: Any) -> Callable[[str], Any]:
+    return lambda name: getattr(config, name, None)
+
+
 def layers_refusal(config: Any) -> str | None:
     """Reason why the layers of ``config`` are not run however they are split, or None."""
+    if encodes(config) and (refusal := encoder_refusal(_field(config))):
+        return refusal
     kinds = frozenset(getattr(config, "layer_types", None) or ())
     if others := kinds - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset()):
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(others))}"
@@ -159,6 +172,8 @@ def layers_refusal(config: Any) -> str | None:
 
 def tensor_refusal(config: Any, name: str) -> str | None:
     """Reason why architecture ``name`` cannot be cut by ``--tp``, or None."""
+    if encodes(config):
+        return WHOLE
     if plan_of(config) is None:
         return no_plan("tensor parallel", name)
     if any(getattr(config, "activation_sparsity_pattern", None) or ()):
@@ -168,6 +183,8 @@ def tensor_refusal(config: Any, name: str) -> str | None:
 
 def pipeline_refusal(config: Any, name: str) -> str | None:
     """Reason why architecture ``name`` cannot be cut by ``--pp``, or None."""
+    if encodes(config):
+        return WHOLE
     if not stages_of(config):
         return no_plan("pipeline", name)
     if getattr(config, "indexer_types", None):
@@ -219,7 +236,7 @@ def short_context(config: Any) -> int | None:
 def longest_context(config: Any) -> int:
     """The most tokens of one sequence. Where LongRoPE is of some kinds of layers only, sequences end where its
     frequencies would change: no known model has that."""
-    longest = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+    longest = int(getattr(config, "max_position_embeddings", 0) or 1 << 20) - padding_positions(_field(config))
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (value for value in rope.values() if isinstance(value, dict)):
         if parameters.get("rope_type") == "longrope":

@@ -276,6 +276,8 @@ def count_files(
     told = {key: value for key, value in fields.items() if key not in ("quantization_config", "quantization")}
     if dtype != "auto":
         told["dtype"] = dtype
+    elif not (told.get("dtype") or told.get("torch_dtype")):
+        told["dtype"] = COMPUTED[0]  # as `saved_dtype` has it
     file = str(configuration_file(directory))
     missing = lacking(read_shape(told, file, cuts), tensors)
     if missing is not None:

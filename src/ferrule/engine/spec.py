@@ -15,6 +15,7 @@ from ferrule.engine.weights.formats import known_methods
 from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ConfigError
 from ferrule.model import ModelSpec
+from ferrule.model.families.encoders import ENCODERS, encoder_refusal
 from ferrule.model.families.shape import Shape, read_shape
 from ferrule.model.gguf import SUFFIX, gguf_config, read_gguf_model
 from ferrule.model.headers import read_json
@@ -23,6 +24,7 @@ _ALWAYS = frozenset({
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings",
 })  # fmt: skip
+_OF_ENCODERS = _ALWAYS - {"intermediate_size", "num_key_value_heads"}
 _HEAD, _WINDOW = frozenset({"head_dim"}), frozenset({"sliding_window"})
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERTS = frozenset({"experts"})
@@ -85,6 +87,9 @@ def _plain_fields(directory: Path) -> dict[str, Any] | None:
 
 def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     """Whether all that transformers would say of this model is known here: nothing is refused, no default is used."""
+    if shape.model_type in ENCODERS:
+        plain = not quantization_of(fields) and encoder_refusal(fields.get) is None
+        return shape.encoder and plain and all(fields.get(name) is not None for name in _OF_ENCODERS)
     if not shape.known or (shape.multimodal and not shape.sees) or shape.other_layers or shape.family.mixer is not None:
         return False
     if shape.family.attention == "compressed":  # transformers has several names for most of its fields

@@ -22,6 +22,9 @@ State = Literal["loading", "ready", "recovering", "waiting", "failed", "closed"]
 """``recovering``: a rank was lost, and the ranks are being started again. ``waiting``: the model cannot be held now; it
 comes back by itself when it can be. ``failed``: it does not come back."""
 
+VECTORS_ONLY = "this model makes vectors (/v1/embeddings, /api/embed), and has no output layer to answer with"
+"""Answer to who asks it for more."""
+
 
 @dataclass(frozen=True)
 class Constraint:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from ferrule.errors import ModelError, PlanError
+from ferrule.model.families.encoders import WHOLE, is_unused
 from ferrule.model.families.family import Cuts
 from ferrule.model.families.mixer_tensors import delta_projections
 from ferrule.model.families.shape import LayerShape, Shape
@@ -51,6 +52,9 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
     layers: list[defaultdict[Kind, Weights]] = [defaultdict(Weights) for _ in shape.layers]
     places: defaultdict[str, Weights] = defaultdict(Weights)
     for tensor in tensors:
+        if shape.encoder and is_unused(tensor.name):
+            places["elsewhere"] += Weights(tensor.parameters, tensor.bytes, tensor.bytes)
+            continue
         within = layer_of(tensor.name)
         if within is None:
             place = place_of(tensor.name)
@@ -73,7 +77,7 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         if role is not None:
             _add(layers[index], tensor, role, layer.attention, cuts, holding)
     empty = next((index for index, weights in enumerate(layers) if not weights), None)
-    if empty is not None and shape.known:
+    if empty is not None and (shape.known or shape.encoder):
         raise ModelError(f"{name} holds no weights for layer {empty} of the {len(layers)} in its config.json")
     tied = "head" not in places
     return ModelSpec(
@@ -82,7 +86,7 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         model_type=shape.model_type,
         decoder=tuple(_layer(shape, each, weights, cuts) for each, weights in zip(shape.layers, layers, strict=True)),
         embedding=places["embedding"],
-        head=_table(shape, places["embedding"]) if tied else places["head"],
+        head=Weights() if shape.encoder else _table(shape, places["embedding"]) if tied else places["head"],
         final=places["final"],
         tied=tied,
         hidden_size=shape.hidden_size,
@@ -97,9 +101,10 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         pipeline_refusal=_refusal(shape, "pipeline", shape.family.stages),
         expert_refusal=_expert_refusal(shape),
         notes=_notes(shape, places["elsewhere"], places["vision"]),
-        known_family=shape.known,
+        known_family=shape.known or shape.encoder,
         streams=shape.streams,
         vision=places["vision"],
+        encoder=shape.encoder,
     )
 
 
@@ -230,6 +235,8 @@ def _collectives(shape: Shape, layer: LayerShape) -> tuple[Collective, ...]:
 
 
 def _refusal(shape: Shape, kind: str, possible: bool) -> str | None:
+    if shape.encoder:
+        return WHOLE
     if not shape.known:
         return f"nothing is known here of how to split {shape.model_type or shape.architecture}"
     return None if possible else no_plan(kind, shape.architecture)
@@ -246,7 +253,10 @@ def _notes(shape: Shape, elsewhere: Weights, vision: Weights) -> tuple[str, ...]
     if shape.multimodal and not vision.bytes:
         notes.append("only the language model is counted; what sees or hears is not")
     elif elsewhere.bytes:
-        notes.append(f"{elsewhere.bytes:,} bytes of the files are no part of decoding (such as multi-token prediction)")
+        part = "the encoder (such as a pooler)" if shape.encoder else "decoding (such as multi-token prediction)"
+        notes.append(f"{elsewhere.bytes:,} bytes of the files are no part of {part}")
+    if shape.encoder:
+        notes.append("an encoder: embeddings only, on one rank")
     if shape.other_layers:
         kinds = ", ".join(shape.other_layers)
         notes.append(f"layers of kind {kinds} are counted as full attention, so cache and arithmetic are upper bounds")

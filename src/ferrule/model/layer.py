@@ -110,8 +110,9 @@ class AttentionSpec:
     chunk, the most that a token sees. ``latent_width``: numbers per token that latent attention (DeepSeek-V2, 2024)
     must keep: the latent and the rotary part of the key; ``latent_rank``: those of them that also stand for the value.
     ``latents_twice``: the built-in engine's step program for this family keeps those twice. ``shared_cache``: reads the
-    keys and values of an earlier layer and keeps none. ``most``: tokens that a token attends to where an indexer
-    chooses them (DeepSeek-V3.2, 2025), by ``index_heads`` queries and a key of ``index_width`` numbers, kept, too.
+    keys and values of an earlier layer and keeps none. ``both_ways``: a token sees later ones too (an encoder's), with
+    a ``window`` as many, and nothing is kept. ``most``: tokens that a token attends to where an indexer chooses them
+    (DeepSeek-V3.2, 2025), by ``index_heads`` queries and a key of ``index_width`` numbers, kept, too.
 
     Compressed attention (DeepSeek-V4, 2026) has one key for all heads, which is the value, too. It keeps ``newest``
     numbers of a sequence however long it is (keys of the window, and what entries are being made of), and of each
@@ -129,6 +130,7 @@ class AttentionSpec:
     latent_rank: int = 0
     latents_twice: bool = False
     shared_cache: bool = False
+    both_ways: bool = False
     most: int | None = None
     index_heads: int = 0
     index_width: int = 0
@@ -152,13 +154,15 @@ class AttentionSpec:
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads."""
-        if self.shared_cache:
+        if self.shared_cache or self.both_ways:
             return 0.0
         kept = self.seen(tokens) if policy.windows and self.kind != "compressed" else tokens
         return self.elements(policy, share) * policy.element_bytes * kept
 
     def read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
+        if self.both_ways:
+            return 0.0
         if self.kind == "compressed":
             entries = tokens / self.rate if self.rate else 0.0
             chosen = entries if self.most is None else min(entries, self.most)
@@ -172,12 +176,15 @@ class AttentionSpec:
         """Floating point operations of scores and weighted sums for ``tokens`` new tokens after ``past`` ones.
 
         Each pair of a query and a key that it sees costs 2 operations per number of the key and of the value, in
-        every query head (causal: half the square).
+        every query head (causal: half the square; ``both_ways``: all of it).
         """
         if self.kind == "compressed":
             near, far = _pairs(tokens, past, self.window), self._entries(tokens, past, self.most)
             attended = 2 * self.query_heads * (self.key_width + self.value_width) * (near + far)
             return attended + 2 * self.index_heads * self.index_width * self._entries(tokens, past, None)
+        if self.both_ways:
+            pairs = tokens * (tokens if self.window is None else min(tokens, 2 * self.window))
+            return 2 * self.query_heads * (self.key_width + self.value_width) * pairs
         seen = self.window if self.most is None else self.most
         attended = 2 * self.query_heads * (self.key_width + self.value_width) * _pairs(tokens, past, seen)
         return attended + 2 * self.index_heads * self.index_width * _pairs(tokens, past, None)

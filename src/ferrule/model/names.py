@@ -13,7 +13,7 @@ Place = Literal["embedding", "head", "final", "vision", "elsewhere"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.(\d+)\.(.+)$")
 _NO_WEIGHT = re.compile(
-    r"rotary_emb\.inv_freq|rotary_pos_emb|\.attention\.(?:bias|masked_bias)$|(?:^|\.)rope_(?:freqs|factors)"
+    r"rotary_emb\.inv_freq|rotary_pos_emb|(?:^|\.)(?:position|token_type)_ids$|\.attention\.(?:bias|masked_bias)$|(?:^|\.)rope_(?:freqs|factors)"
 )
 _OTHER_PART = re.compile(r"(?:^|\.)(?:mtp|visual|vision\w*|audio\w*|multi_modal\w*|mm_\w*|embed_(?:vision|audio))\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|multi_modal\w*|mm_\w*|embed_vision)\.")
@@ -56,6 +56,11 @@ class Role:
     cut: bool = False
     fused: bool = False
     sinks: bool = False
+
+
+def is_no_weight(name: str) -> bool:
+    """Whether tensor ``name`` is stored by some, and computed from the configuration by all."""
+    return _NO_WEIGHT.search(name) is not None
 
 
 def layer_of(name: str) -> tuple[int, str] | None:

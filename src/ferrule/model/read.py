@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import resources
@@ -110,10 +111,23 @@ def spec_of_tensors(
 
 def _of_headers(name: str, config: Any, file: str, tensors: Iterable[Stored]) -> ModelSpec:
     """The same from headers. Of packed weights these do not tell all that says how they are held: arithmetic does."""
-    shape = read_shape(config, file)
+    tensors = list(tensors)
+    shape = read_shape(_with_dtype(config, tensors), file)
     storage = format_of(shape.fields)
     spec = count(name, shape, [counts(each, storage) for each in tensors], "headers", storage)
     return held_as(spec, count(name, shape, expected(shape, storage), "headers", storage)) if storage.bits else spec
+
+
+def _with_dtype(config: Any, tensors: Iterable[Stored]) -> Any:
+    """``config`` with the dtype of most bytes, where it says none, as those of older encoders do."""
+    if not isinstance(config, dict) or any(config.get(each) for each in ("dtype", "torch_dtype", "text_config")):
+        return config
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    sizes = Counter[str]()
+    for tensor in tensors:
+        sizes[names.get(tensor.dtype, "")] += tensor.bytes
+    (most, _), *_ = sizes.most_common(1) or [("", 0)]
+    return {**config, "torch_dtype": most} if most else config
 
 
 def _configured(name: str, config: Any, file: str, weights: str | None) -> ModelSpec:

@@ -31,6 +31,7 @@ class ModelSpec:
     ``streams``: hidden states of a token side by side between layers (hyper-connections: Xie et al. 2026).
     ``vision``: the part that sees, held whole by every rank of the first stage.
     ``known_family``: False where cache and arithmetic are a guess, as of full attention.
+    ``encoder``: it makes vectors only, of texts that it takes whole.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ModelSpec:
     known_family: bool = True
     streams: int = 1
     vision: Weights = field(default_factory=Weights)
+    encoder: bool = False
 
     @property
     def layers(self) -> int:

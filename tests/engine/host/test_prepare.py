@@ -8,10 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_encoders import add_modules, add_tokenizer, make_encoder
 
 from ferrule.engine import EngineOptions
 from ferrule.engine.host.prepare import prepare
-from ferrule.errors import ModelError, RequestError
+from ferrule.engine.options import Adapter
+from ferrule.errors import ConfigError, ModelError, RequestError
 from ferrule.model import ModelSpec, demo_path
 from ferrule.plan import Plan, make_plan
 
@@ -79,3 +81,17 @@ def test_a_chat_template_that_is_at_fault_is_told_before_ranks_start(
     with pytest.raises(RequestError, match="chat template") as refused:
         tokenizer.render_chat(HELLO)
     assert (refused.value.code == "no_chat_template") == (not usable)
+
+
+def test_an_encoder_takes_texts_as_it_was_trained_with(tmp_path: Path) -> None:
+    add_tokenizer(make_encoder("bert", tmp_path))
+    add_modules(tmp_path, "mean_tokens", longest=16)
+    found = prepare(EngineOptions(str(tmp_path)))
+    assert (found.longest, found.spec.max_context, found.embedding.only) == (16, 96, True)
+    with pytest.raises(ConfigError, match="--max-context 97 is more than the 96 tokens"):
+        prepare(EngineOptions(str(tmp_path), max_context=97))
+    with pytest.raises(ConfigError, match="is an encoder, and adapters are of models that answer"):
+        prepare(EngineOptions(str(tmp_path), adapters=(Adapter("a", "b"),)))
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "models.LSTM", "path": "1"}]))
+    with pytest.raises(ModelError, match="'LSTM', which is not run here, and an encoder makes nothing but vectors"):
+        prepare(EngineOptions(str(tmp_path)))

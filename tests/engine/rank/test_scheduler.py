@@ -320,3 +320,17 @@ def test_what_is_embedded_may_be_cancelled_under_way() -> None:
     assert scheduler.complete(batch, []) == []
     assert not scheduler.by_identity
     assert scheduler.take_released() == (1,)
+
+
+def test_texts_that_are_computed_whole_share_steps_where_they_fit() -> None:
+    scheduler = Scheduler(Limits(10, 1000, 8, 100, whole=True), frozenset())
+    for number, length in enumerate((4, 6, 25, 3, 8)):
+        scheduler.add(number, [5] * length, SamplingParams(), embedded=True)
+    steps = []
+    while (batch := scheduler.next_batch()) is not None:
+        assert batch.kind is Kind.EMBED
+        assert all(span.seen == 0 for span in batch.spans)
+        steps.append([span.tokens for span in batch.spans])
+        assert scheduler.complete(batch, []) == []
+    assert steps == [[4, 6], [25], [3], [8]]
+    assert not scheduler.by_identity

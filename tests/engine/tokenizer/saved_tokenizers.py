@@ -169,5 +169,25 @@ def without_end(directory: Path) -> Path:
     return save(directory, byte_level("<|endoftext|>"), "qwen2_moe", {"tokenizer_class": "Qwen2Tokenizer"})
 
 
+def bert(directory: Path, *, lower: bool = True, **told: Any) -> Path:
+    """As all-MiniLM is saved: filled up and cut."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = sorted({letter for text in TEXTS for letter in text.lower() + text if letter.isalnum()})
+    words = [*special, *letters, *(f"##{letter}" for letter in letters), "hello", "world", "##llo", "'", "=", ";"]
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece("##")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_special_tokens(special)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    roles = {f"{each.strip('[]').lower()}_token": each for each in special}
+    return save(directory, tokenizer, "bert", {"tokenizer_class": "BertTokenizer", **roles, **told})
+
+
 PLAIN: list[Callable[[Path], Path]] = [llama_3, qwen_2, qwen_3, deepseek, legacy, named, gemma]
 OTHERS: list[Callable[[Path], Path]] = [llama_2, without_end]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_tokenizers import OTHERS, PLAIN, TEXTS, byte_level, code_of_its_own, qwen_2, save
+from saved_tokenizers import OTHERS, PLAIN, TEXTS, bert, byte_level, code_of_its_own, qwen_2, save
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ferrule.bench.random_model import RandomModel, save_random_llama
@@ -110,6 +110,18 @@ def test_what_transformers_makes_otherwise_is_left_to_it(kind: Callable[[Path], 
     directory = kind(tmp_path)
     assert not isinstance(read_files(directory).codec, FastCodec)
     assert read_files(directory).special == read_by_transformers(directory).special
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_berts_is_read_without_transformers_where_its_settings_agree(lower: bool, tmp_path: Path) -> None:
+    """It has a part for each end of a text."""
+    directory = bert(tmp_path, lower=lower, do_lower_case=lower)
+    assert isinstance(read_files(directory).codec, FastCodec)
+    compare(directory)
+    for number, told in enumerate(({"do_lower_case": not lower}, {"strip_accents": True}, {"mask_token": None})):
+        other = bert(tmp_path / str(number), lower=lower, **{"do_lower_case": lower, **told})
+        assert not isinstance(read_files(other).codec, FastCodec)
+        compare(other)
 
 
 def test_the_template_is_that_of_its_own_file_or_the_one_called_default(tmp_path: Path) -> None:

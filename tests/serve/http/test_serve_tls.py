@@ -64,7 +64,7 @@ def test_clients_are_answered_over_tls(tmp_path: Path) -> None:
             ChatServer(url, "secret").models()
         with pytest.raises(EngineError, match=r"broke: .*\(does it speak https\?\)"):
             ChatServer(f"http://localhost:{port}", "secret").models()
-        asked = curl(url, model, chat=False, with_key=True, tls=tls)
+        asked = curl(url, model, "completions", with_key=True, tls=tls)
         done = subprocess.run(
             f"{asked} -s --fail", shell=True, env=os.environ | {"FERRULE_API_KEY": "secret"}, capture_output=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import pytest
 from fake_engine import FakeEngine
 from running import running
 from test_serve_tools import MODEL, Serving, calling
+
+from ferrule.model import Embedding
 
 HELLO: Any = [{"role": "user", "content": "hi"}]
 NOTHING_CHANGES: dict[str, Any] = {
@@ -64,6 +67,17 @@ def test_cards_tell_the_context_and_what_a_model_can_do(serving: Serving, client
     assert able.capabilities == ["completion", "chat", "tools", "reasoning", "structured_output", "embeddings"]
     without: Any = serving(calling(), tool_parser="none").models.retrieve(MODEL)
     assert "tools" not in without.capabilities
+    encoder = serving(replace(calling(), embedding=Embedding(only=True)))
+    told: Any = encoder.models.retrieve(MODEL)
+    assert told.capabilities == ["embeddings"]
+    for ask in (
+        lambda: encoder.chat.completions.create(model=MODEL, messages=HELLO),
+        lambda: encoder.completions.create(model=MODEL, prompt="a", stream=True),
+        lambda: encoder.responses.create(model=MODEL, input="a"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="makes vectors") as refused:
+            ask()
+        assert refused.value.code == "unsupported"
 
 
 def post(url: str, path: str, **body: Any) -> Any:

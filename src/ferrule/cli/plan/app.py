@@ -129,6 +129,8 @@ def plan(
 
         check_engine(asked.runtime)
     if picture is not None:
+        if asked is not None and asked.model.encoder:
+            raise ConfigError("--plot draws tokens per second, and an encoder makes none; leave it out")
         with needs("bench", "plan --plot"):
             import matplotlib  # noqa: F401
     machines = _machines(profile, cluster, hosts, tree, remote_command, measure=measure)
@@ -202,7 +204,7 @@ def _show(
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
     _print("", text.memory_table(question, best))
     if explain:
-        _print("", *text.terms_tables(best))
+        _print("", *text.terms_tables(best, vectors=question.model.encoder))
     for each in steps:
         _print("", *step.step_text(each))
     _print("", *text.warnings(question), *text.notes(question, answers))

@@ -31,6 +31,7 @@ class ModelJson(ModelFacts):
     state_bytes: float
     notes: tuple[str, ...]
     known_family: bool
+    encoder: bool
 
 
 class ClusterJson(msgspec.Struct, frozen=True):
@@ -143,6 +144,7 @@ class QuestionJson(msgspec.Struct, frozen=True):
                 state_bytes=model.state_bytes(question.runtime.cache_of(model)),
                 notes=model.notes,
                 known_family=model.known_family,
+                encoder=model.encoder,
             ),
             cluster=ClusterJson(
                 devices=cluster.devices,

@@ -40,6 +40,7 @@ def header(question: Question) -> Text:
     text = Text(model.name, style="bold")
     state = model.state_bytes(question.runtime.cache_of(model))
     kept = f", {format_bytes(round(state))} of state per sequence" if model.recurrent else ""
+    kept += ", embeddings only" if model.encoder else ""
     text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers{kept}\n")
     text += Text(
         f"{machines} machine{'s' * (machines > 1)}{among}, engine {question.runtime.name}, best {question.objective}, "
@@ -60,14 +61,16 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
     """A row per plan, the best first, and the best machine alone at the end unless it is among them."""
     at_once = question.work.concurrency
     known = [*candidates, single]
-    table = _table("", "strategy", "where", ">fullest machine", ">first token", ">tok/s")
-    if at_once > 1:
+    vectors = question.model.encoder
+    times = (">a vector",) if vectors else (">first token", ">tok/s")
+    table = _table("", "strategy", "where", ">fullest machine", *times)
+    if at_once > 1 and not vectors:
         table.add_column(f"at {at_once}", justify="right")
     if question.objective == "context":
         table.add_column("context", justify="right")
     watts = any(each.prediction.watts is not None for each in known)
-    dollars = any(each.prediction.dollars_per_million is not None for each in known)
-    energy = question.objective == "energy" and watts
+    dollars = not vectors and any(each.prediction.dollars_per_million is not None for each in known)
+    energy = question.objective == "energy" and watts and not vectors
     for title, wanted in (("W", watts), ("J/token", energy), ("$/M tok", dollars)):
         if wanted:
             table.add_column(title, justify="right")
@@ -79,8 +82,9 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
         starred = each.plan.obstacle is not None and question.runtime is BUILT_IN_ENGINE
         cells = [place, _strategy(each.plan) + " *" * starred, where(question.model, each.plan), _fullest(each)]
         if prediction.fits:
-            cells += [format_seconds(prediction.ttft_seconds), _rate(prediction.tokens_per_s)]
-            cells += [_rate(prediction.throughput)] * (at_once > 1)
+            cells.append(format_seconds(prediction.ttft_seconds))
+            cells += [] if vectors else [_rate(prediction.tokens_per_s)]
+            cells += [_rate(prediction.throughput)] * (at_once > 1 and not vectors)
             cells += [f"{prediction.largest_context:,}"] * (question.objective == "context")
             cells += [_number(prediction.watts, ".0f")] * watts
             cells += [_number(prediction.joules, ".3g")] * energy
@@ -225,12 +229,13 @@ def notes(question: Question, answers: SearchResult) -> Iterator[Text]:
         yield Text(f"note: {note}", style="dim")
 
 
-def terms_tables(candidate: Candidate) -> Iterator[RenderableType]:
-    """Each term of the time of a token and of the prompt."""
+def terms_tables(candidate: Candidate, *, vectors: bool) -> Iterator[RenderableType]:
+    """Each term of the time of a token and of the prompt; of the prompt alone where a model makes ``vectors``."""
     prediction = candidate.prediction
-    yield _terms_table("one token", prediction.terms, prediction.token_seconds)
-    yield Text("")
-    yield _terms_table("first token", prediction.prompt_terms, prediction.ttft_seconds)
+    if not vectors:
+        yield _terms_table("one token", prediction.terms, prediction.token_seconds)
+        yield Text("")
+    yield _terms_table("a vector" if vectors else "first token", prediction.prompt_terms, prediction.ttft_seconds)
 
 
 def _terms_table(title: str, terms: Sequence[Term], total: float) -> Table:

@@ -140,7 +140,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         model.plan,
         model.tokenizer,
         model.default_sampling,
-        options.max_context or model.spec.max_context,
+        options.max_context or model.longest,
         tuple(each.name for each in options.adapters),
         model.embedding,
         image_marker=None if model.images is None else marker_of(model.images, model.tokenizer),

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loadin
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import COMPUTED, DEMO, called
 from ferrule.engine.types import (
+    VECTORS_ONLY,
     Health,
     ImageInput,
     ImagePrompt,
@@ -33,7 +35,7 @@ from ferrule.engine.types import (
     SamplingParams,
     Token,
 )
-from ferrule.engine.vectors import normalized
+from ferrule.engine.vectors import finished
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
 from ferrule.model import PoolingMode
 from ferrule.model.gguf import full_path
@@ -50,8 +52,6 @@ NEW_SECONDS = 60.0
 """Seconds that a request which comes while the ranks are being restarted waits for them."""
 INTERRUPTED_SECONDS = 300.0
 """Seconds that a request whose answer has begun waits for the model to come back."""
-
-VECTORS_ONLY = "this model has no output layer: it makes vectors (/v1/embeddings), and cannot answer"
 
 TEXT_ONLY = "this model takes text only, no images"
 
@@ -72,9 +72,9 @@ class LocalEngine:
         self.spec = model.spec
         self.plan = model.plan
         self.vocab_size = model.spec.vocab_size
-        self.max_context = self._wanted_context = options.max_context or model.spec.max_context
+        self.max_context = self._wanted_context = options.max_context or model.longest
         self.tokenizer = model.tokenizer
-        self.embedding = model.embedding
+        self.embedding, self._dense = model.embedding, model.dense
         self.default_sampling = model.default_sampling
         self._reader: ImageReader | None = None
         self._images: ImagePrompts | None = None
@@ -129,11 +129,11 @@ class LocalEngine:
         self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
     ) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
-        self._check(prompt)
         if images and self.image_marker is None:
             raise RequestError(TEXT_ONLY, code="unsupported")
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
+        self._check(prompt)
         if params.adapter is not None and params.adapter not in self.adapters:
             raise RequestError(f"there is no adapter {params.adapter!r}", param="model", code="model_not_found")
         if params.constraint is not None and self.tokenizer.to_json() is None:
@@ -155,16 +155,18 @@ class LocalEngine:
             self._check(prompt, answer=0)
         asked = [asyncio.ensure_future(self._embed(prompt, pooling or self.embedding.pooling)) for prompt in prompts]
         try:
-            return await asyncio.gather(*asked)
+            pooled = await asyncio.gather(*asked)
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
+        finish = partial(finished, pooled, self._dense, normalize=self.embedding.normalize)
+        return await asyncio.to_thread(finish) if self._dense else finish()
 
     async def _embed(self, prompt: Sequence[int], pooling: PoolingMode) -> Vector:
         with self._opened(self._requests.add(prompt, SamplingParams(), pooling)) as stream:
             vector: Vector = _taken(await stream.get(), np.ndarray)
-        return normalized(vector) if self.embedding.normalize else vector
+        return vector
 
     @contextmanager
     def _opened(self, request: Request) -> Iterator[asyncio.Queue[Token | Vector | FerruleError]]:

@@ -20,7 +20,8 @@ from ferrule.engine.spec import read_spec
 from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import SamplingParams
-from ferrule.errors import ConfigError
+from ferrule.engine.vectors import Dense, read_dense
+from ferrule.errors import ConfigError, ModelError
 from ferrule.model import Embedding, ModelSpec, lacks_head, read_embedding
 from ferrule.plan import Plan, make_plan
 from ferrule.process.memory import trim
@@ -34,8 +35,8 @@ PlanChoice = Callable[[ModelSpec], Plan]
 @dataclass(frozen=True)
 class PreparedModel:
     """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json. ``identity``: by which
-    the hosts of the ranks tell this model from others. ``adapters``: with the directories of their files. ``images``:
-    how it takes them; None: it takes text only."""
+    the hosts of the ranks tell this model from others. ``adapters``: with the directories of their files. ``dense``:
+    what vectors go through after pooling. ``images``: how it takes them; None: it takes text only."""
 
     directory: Path
     spec: ModelSpec
@@ -47,6 +48,13 @@ class PreparedModel:
     adapters: tuple[Adapter, ...] = ()
     embedding: Embedding = field(default_factory=Embedding)
     images: Told | None = None
+    dense: tuple[Dense, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one sequence, by default; of an encoder as many as it was trained with."""
+        most = self.spec.max_context
+        return min(most, self.embedding.longest or most) if self.spec.encoder else most
 
 
 def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
@@ -60,6 +68,8 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
         )
+    if spec.encoder and options.adapters:
+        raise ConfigError(f"--adapter: {options.model} is an encoder, and adapters are of models that answer")
     adapters = tuple(find(each) for each in options.adapters)
     if adapters:
         spec = counted(spec, adapters)
@@ -69,16 +79,22 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         _log.warning("%s", tokenizer.warning)
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
-    embedding = read_embedding(directory) if directory.is_dir() else Embedding()  # else: a GGUF file
+    embedding = Embedding()
+    if directory.is_dir():  # else: a GGUF file
+        embedding = read_embedding(directory, encoder=spec.encoder)
+    if spec.encoder and embedding.refusal is not None:
+        raise ModelError(f"{options.model}: {embedding.refusal}, and an encoder makes nothing but vectors")
+    dense = read_dense(directory, embedding, spec.hidden_size)
     layout = read_layout(directory)
     has_head = any(HEAD.encode() in file.head for file in layout.files)
-    embedding = replace(embedding, only=lacks_head(directory, tied=spec.tied, has_head=has_head))
+    if lacks_head(directory, tied=spec.tied, has_head=has_head):
+        embedding = replace(embedding, only=True)
     known = identity(directory, layout)
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     ends |= tokenizer.end_tokens
     images = told_of(directory)
-    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images)
+    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

@@ -64,7 +64,10 @@ def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured:
 
 
 async def speed_of(engine: LocalEngine, device: DeviceSpec | None) -> Speed | None:
-    """None where it cannot be measured; nothing that goes wrong here stops a model that has been loaded."""
+    """None where it cannot be measured, as of a model that makes vectors only; nothing that goes wrong here stops a
+    model that has been loaded."""
+    if engine.embedding.only:
+        return None
     try:
         measured = await measure_speed(engine)
         if measured is None:

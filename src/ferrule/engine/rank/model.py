@@ -341,15 +341,16 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
     return stage_input
 
 
-def restore_buffers(model: Any, device: torch.device) -> None:
-    """Compute the buffers that no checkpoint holds (rotary frequencies, embedding scales), as transformers does."""
+def restore_buffers(model: Any, device: torch.device, base: Any = None) -> None:
+    """Compute the buffers that no checkpoint holds (rotary frequencies, embedding scales), as transformers does.
+    ``base``: the module that holds the layers, if it has not its usual name."""
     owners = []
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.full_like(buffer, _unset(buffer), device=device)
                 owners.append((module, name))
-    inner = model.get_submodule(base_name(model))
+    inner = model.get_submodule(base_name(model)) if base is None else base
     asked = {part: each for each in model.modules() if isinstance(each, PreTrainedModel) for part in each.modules()}
     for module in dict.fromkeys(module for module, _ in owners):
         asked[module]._init_weights(module)  # as transformers asks the innermost model

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from ferrule.engine.architectures import encodes
 from ferrule.engine.device_names import CPU, device_of, parse_device
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.devices.peers.join import tensor_group
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.source import read_config
 from ferrule.engine.types import Progress
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -92,6 +96,8 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
     """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
     names = [device_of(options.device, rank, world.size) for rank in range(world.size)]
     device = open_device(names[world.rank], options.threads)
+    if encodes(read_config(Path(options.directory))):
+        return EncoderRunner(options, world, device, on_progress)
     in_host_memory = [parse_device(name)[0] == CPU for name in names]
     if all(in_host_memory):  # the native library computes there
         try:

@@ -30,7 +30,7 @@ class Limits:
     sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike. ``ridge``:
     tokens of a step up to which it waits for the weights to be read, and beyond which for arithmetic (the ridge point
     of the roofline model, Williams et al. 2009). ``scored``: the most tokens of one step whose logits are kept for the
-    log-probabilities of prompts."""
+    log-probabilities of prompts. ``whole``: a prompt is computed in one step, however long it is (an encoder's)."""
 
     batch_tokens: int
     cache_tokens: int
@@ -40,6 +40,7 @@ class Limits:
     short: int | None = None
     ridge: int = 16
     scored: int = 512
+    whole: bool = False
 
     def beside(self, answers: int) -> int:
         """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
@@ -169,7 +170,9 @@ class Scheduler:
                 continue
             if sequence.pending or sequence not in self.running:  # the second: it was just preempted
                 continue
-            count = min(sequence.step, room - len(tokens))
+            count = sequence.step if self.limits.whole else min(sequence.step, room - len(tokens))
+            if tokens and len(tokens) + count > room:
+                break
             if sequence.scores(count):
                 if not scored:
                     continue

@@ -42,6 +42,8 @@ from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse
+from ferrule.engine.rank.encoder.runner import EncoderRunner
+from ferrule.engine.rank.encoder.trial import try_encoder
 from ferrule.engine.rank.pooling import Pools
 from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
@@ -136,7 +138,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     runner = make_runner(replace(options, directory=str(obtained.directory)), world, on_progress)
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
-    trial = warm_up(runner)
+    trial = try_encoder(runner, vocabulary) if isinstance(runner, EncoderRunner) else warm_up(runner)
     if reference is not None:
         check(runner, reference, vocabulary, trial.cache_tokens, on_progress)
     peak = max(peak, private_bytes())
@@ -205,6 +207,7 @@ class Driver:
             short=short_context,
             ridge=trial.ridge,
             scored=rows_at_once(vocabulary),
+            whole=isinstance(runner, EncoderRunner),
         )
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
         self.grammars = Grammars(vocabulary, options.end_tokens)

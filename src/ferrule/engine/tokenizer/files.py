@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from ferrule.engine.tokenizer import word_piece
 from ferrule.engine.tokenizer.by_transformers import read_by_transformers
 from ferrule.engine.tokenizer.parts import FastCodec, Parts
 from ferrule.errors import ModelError
@@ -47,7 +48,7 @@ class _Template(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct):
-    """Settings of ``tokenizer_config.json`` beside the tokens with a part."""
+    """Settings of ``tokenizer_config.json`` beside the tokens with a part; those of BERT's class with its defaults."""
 
     tokenizer_class: str | None = None
     auto_map: Any = None
@@ -56,6 +57,9 @@ class _Settings(msgspec.Struct):
     extra_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
     additional_special_tokens: list[str | _Token] | None = None
     split_special_tokens: bool = False
+    do_lower_case: bool = True
+    tokenize_chinese_chars: bool = True
+    strip_accents: bool | None = None
     chat_template: str | list[_Template] | None = None
     response_template: Any = None
 
@@ -95,15 +99,23 @@ def _told(directory: Path) -> dict[str, Any]:
     return told
 
 
-def _complete(settings: _Settings, tokenizer: Tokenizer, named: Mapping[str, Any]) -> bool:
-    """Whether ``tokenizer`` is all there is to know: transformers' class takes it as it is; or it is byte-level, of
-    which classes make the same (where one does not, it is the wrong one, and the makers' file counts) but for defaults;
-    or a class of the model's own is named, which would be code to run and adds nothing."""
+def _complete(settings: _Settings, tokenizer: Tokenizer, named: Mapping[str, _Token]) -> bool:
+    """Whether ``tokenizer`` is all there is to know: transformers' class takes it as it is, or makes the same; or it is
+    byte-level, of which classes make the same (where one does not, it is the wrong one, and the makers' file counts)
+    but for defaults; or a class of the model's own is named, which would be code to run and adds nothing."""
     if settings.fast_tokenizer_files:
         return False
     name = settings.tokenizer_class
     if settings.auto_map is not None or name in _AS_STORED or name in _EQUAL:
         return True
+    if name in word_piece.CLASSES:
+        return word_piece.as_stored(
+            tokenizer,
+            {role: token.content for role, token in named.items()},
+            lower=settings.do_lower_case,
+            chinese=settings.tokenize_chinese_chars,
+            accents=settings.strip_accents,
+        )
     decoder = tokenizer.decoder
     return decoder is not None and b'"ByteLevel"' in decoder.__getstate__() and "eos_token" in named
 

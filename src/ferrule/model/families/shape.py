@@ -8,6 +8,7 @@ from typing import Any
 
 from ferrule.errors import ConfigError
 from ferrule.model.families.compressed import compressed_attention, hashed
+from ferrule.model.families.encoders import is_encoder, padding_positions
 from ferrule.model.families.family import ANY, FAMILIES, SEEING, Cuts, Family
 from ferrule.model.families.fields import Fields
 from ferrule.model.families.mixers import Part, listed_layers, mixer_of, parts_of
@@ -27,8 +28,10 @@ _OLD_NAMES = {
     "max_seq_len": "max_position_embeddings",
     "n_inner": "intermediate_size",
     "ffn_dim": "intermediate_size",
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
 }
-"""Other names of the same fields (GPT-2, OPT, DBRX)."""
+"""Other names of the same fields (GPT-2, OPT, DBRX, DistilBERT)."""
 
 _STORED = ("dtype", "torch_dtype", "quantization_config", "quantization")
 """Fields that are said of a whole model, and hold for its language model."""
@@ -64,7 +67,7 @@ class LayerShape:
 class Shape:
     """A model's sizes. ``fields``: the text model's configuration, for what only one family has. ``known``: its family
     is listed here. ``sees``: it takes images. ``other_layers``: kinds of layers that are neither attention nor known
-    otherwise."""
+    otherwise. ``encoder``: its tokens see later ones."""
 
     architecture: str
     model_type: str
@@ -81,6 +84,7 @@ class Shape:
     multimodal: bool
     sees: bool
     other_layers: tuple[str, ...]
+    encoder: bool = False
 
     @property
     def named(self) -> str:
@@ -144,6 +148,7 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
         multimodal=text is not None,
         sees=sees,
         other_layers=_other_layers(fields, family, layers),
+        encoder=is_encoder(fields.data.get),
     )
 
 
@@ -172,6 +177,7 @@ def _renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _context(fields: Fields) -> int:
     longest = fields.integer("max_position_embeddings", "model_max_length", default=1 << 20)
+    longest = max(1, longest - padding_positions(fields.data.get))
     name, rope = fields.get("rope_parameters", "rope_scaling")
     if isinstance(rope, Mapping):
         for each in (value for value in rope.values() if isinstance(value, Mapping)):
@@ -198,7 +204,10 @@ def _layer(
     elif not one_part or part == "dense":
         width = _dense_width(fields, hidden)
     attention = _attention(fields, family, index, layers, hidden, heads) if part in ("attention", "both") else None
-    operations = program_operations(fields, family, attention, experts, shared)
+    encoder = is_encoder(fields.data.get)
+    if encoder and attention is not None:
+        attention = replace(attention, both_ways=True)
+    operations = None if encoder else program_operations(fields, family, attention, experts, shared)
     by_token = family.attention == "compressed" and hashed(fields, index, layers)
     mixing = mixer if part in ("mixer", "both") else None
     return LayerShape(attention, mixing, experts, width, shared, operations, by_token)

@@ -77,6 +77,8 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
     and logits of all sequences on the last stage. An engine reuses it from layer to layer."""
     model, work, runtime = question.model, question.work, question.runtime
     rows = max(1, min(runtime.batch_tokens, work.prompt * work.concurrency))
+    if model.encoder:  # which takes a text whole
+        rows = max(rows, min(work.context, model.max_context))
     wide = 0.0
     for layer, _ in _kinds(model, stage):
         attention, mixing = layer.attention, 0.0 if layer.mixer is None else 3.0 * layer.mixer.channels
@@ -88,7 +90,7 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
             width = max(width, layer.experts.per_token * layer.experts.width)
         wide = max(wide, mixing, 3 * width)
     size = rows * (4 * model.streams * model.hidden_size + wide) * runtime.activation_bytes
-    if stage.last_layer == model.layers:
+    if stage.last_layer == model.layers and not model.encoder:
         size += min(rows, work.concurrency) * model.vocab_size * 4 * 2
     return round(size)
 

@@ -56,6 +56,8 @@ async def embed_texts(
 
 
 def _tokens(engine: Engine, texts: Sequence[str | Sequence[int]], field: str, truncate: bool) -> list[tuple[int, ...]]:
+    if engine.embedding.lower:
+        texts = [each.lower() if isinstance(each, str) else each for each in texts]
     if truncate:
         prompts = [_cut_text(engine, each) if isinstance(each, str) else tuple(each) for each in texts]
     else:

@@ -9,6 +9,7 @@ from threading import BoundedSemaphore
 from typing import TypeVar
 
 from ferrule.engine import Engine
+from ferrule.engine.types import VECTORS_ONLY
 from ferrule.errors import RequestError
 from ferrule.serve.http.errors import ApiError
 
@@ -39,6 +40,12 @@ MOST_WAITING = 64
 def body_limit(context: int) -> int:
     """The most bytes that a request to a model of ``context`` tokens may have."""
     return min(MAX_BODY_BYTES, BODY_BYTES + BODY_BYTES_PER_TOKEN * context)
+
+
+def check_answers(engine: Engine) -> None:
+    """Raises `RequestError` for a model that only makes vectors."""
+    if engine.embedding.only:
+        raise RequestError(VECTORS_ONLY, param="model", code="unsupported")
 
 
 def encode(engine: Engine, text: str, *, field: str, add_special_tokens: bool = True) -> tuple[int, ...]:

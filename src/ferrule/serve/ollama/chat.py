@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from ferrule.errors import RequestError
 from ferrule.serve.answer.capabilities import can_call
 from ferrule.serve.answer.prepared import RequestReader
-from ferrule.serve.answer.prompt import too_long
+from ferrule.serve.answer.prompt import check_answers, too_long
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
@@ -90,6 +90,7 @@ def loaded(service: Service, body: ChatRequest | GenerateRequest) -> Response:
 
 def raw_job(service: Service, body: GenerateRequest) -> Job:
     engine = service.engine
+    check_answers(engine)
     told = as_openai(service, body, [])
     params = sampling_params(told, engine.default_sampling, vocab_size=engine.vocab_size)
     params = service.grammars.constrained(told, params)

@@ -11,7 +11,7 @@ from ferrule.engine import ImagePrompt
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Collected, Counts
 from ferrule.serve.answer.prepared import RequestReader
-from ferrule.serve.answer.prompt import check_length, encode
+from ferrule.serve.answer.prompt import check_answers, check_length, encode
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job, choices
 from ferrule.serve.answer.service import Service
@@ -77,6 +77,7 @@ def _read(
     """The sequences of ``body``, and its text. Where that shows images they lack the prompt."""
     refuse_unsupported(body)
     engine = service.engine
+    check_answers(engine)
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     wanted = asked(body, engine.tokenizer, service.dialect)
     chat = chat_text(service, body, wanted)

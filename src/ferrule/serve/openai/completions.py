@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ferrule.engine import Engine, PromptToken
 from ferrule.errors import RequestError
 from ferrule.serve.answer.form import Collected, Counts
-from ferrule.serve.answer.prompt import encode, too_long
+from ferrule.serve.answer.prompt import check_answers, encode, too_long
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job, choices
 from ferrule.serve.answer.service import Service
@@ -27,6 +27,7 @@ def answer_completion(service: Service, body: CompletionRequest, identity: Ident
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     refuse_unsupported(body)
     engine = service.engine
+    check_answers(engine)
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     params = service.grammars.constrained(body, params)
     prompts = [prompt_tokens(engine, prompt, special=not body.suffix) for prompt in body.prompt]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from ferrule.engine.architectures import encodes
 from ferrule.engine.rank.model import cut_out, empty, tied
 from ferrule.engine.rank.step.describe import Unfit, describe
 from ferrule.engine.rank.step.operations import (
@@ -95,6 +96,8 @@ class StepText:
 def explain_step(config: Any, shard: Shard) -> StepText:
     """``config``: transformers' (`ferrule.engine.source`). Raises `PlanError` or `ModelError` where the model cannot be
     run or cut so."""
+    if encodes(config):
+        return StepText(shard, (), "encoders have no step program: they run through transformers' modules")
     model = empty(config, torch.bfloat16)
     aliases = tied(model, {})
     group = cast(Group, _Place(shard.part, shard.parts))  # which no layer asks for anything while nothing is computed
