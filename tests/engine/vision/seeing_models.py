@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tiny_models import COMMON
+from tiny_models import COMMON, EXPERTS
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -48,6 +48,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 128,
         "video_token_id": 129,
     },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **_TEXT, **EXPERTS, "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+            "num_experts": 4, "mlp_only_layers": [1],
+        },
+        "vision_config": {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+        "vision_start_token_id": 127,
+        "vision_end_token_id": 128,
+        "video_token_id": 129,
+    },
     "gemma3": {
         "text_config": {
             **_TEXT,
@@ -79,6 +89,7 @@ _QWEN_IMAGES = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"short
 PROCESSORS = {
     "qwen2_5_vl": _QWEN_IMAGES,
     "qwen3_vl": _QWEN_IMAGES,
+    "qwen3_vl_moe": _QWEN_IMAGES,
     "gemma3": Gemma3ImageProcessorPil(size={"height": 32, "width": 32}),
     "mistral3": PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size=4),
 }
@@ -88,6 +99,7 @@ _QWEN_TOKENS = {127: "<|vision_start|>", 128: "<|vision_end|>", IMAGE: "<|image_
 SPECIAL = {
     "qwen2_5_vl": _QWEN_TOKENS,
     "qwen3_vl": _QWEN_TOKENS,
+    "qwen3_vl_moe": _QWEN_TOKENS,
     "gemma3": {124: "\n\n", 127: "<start_of_image>", 128: "<end_of_image>", IMAGE: "<image_soft_token>"},
     "mistral3": {125: "[IMG_BREAK]", 126: "[IMG_END]", IMAGE: "[IMG]"},
 }
