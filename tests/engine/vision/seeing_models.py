@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_models import COMMON, EXPERTS
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
@@ -51,7 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {
         "text_config": {
             **_TEXT, **EXPERTS, "rope_parameters": {**_MROPE, "mrope_interleaved": True},
-            "num_experts": 4, "mlp_only_layers": [1],
+            "num_experts": 4, "mlp_only_layers": [1], "moe_intermediate_size": 24,
         },
         "vision_config": {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
         "vision_start_token_id": 127,
@@ -117,6 +118,10 @@ def make(name: str, directory: Path, **changes: Any) -> Path:
             centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
             parameter.copy_(centre + 0.08 * torch.randn(parameter.shape))
     model.save_pretrained(directory)
+    file = directory / "model.safetensors"
+    stored = load_file(file)
+    turned = {key: each.transpose(1, 2).contiguous() for key, each in stored.items() if ".experts." in key}
+    save_file(stored | turned, file, {"format": "pt"})  # as they are published
     PROCESSORS[name].save_pretrained(directory)
     save_tokenizer(directory, SPECIAL[name])
     return directory
