@@ -30,8 +30,8 @@ class Loading:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._phases: dict[int, str] = {}
-        self._tasks: dict[int, TaskID] = {}
+        self._phases: dict[str, str] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._bars: Bars | None = None
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
@@ -49,16 +49,16 @@ class Loading:
     def __call__(self, progress: Progress) -> None:
         if self._bars is not None:
             self._move(self._bars, progress)
-        elif self._phases.get(progress.rank) != progress.phase:
+        elif self._phases.get(progress.who) != progress.phase:
             amount = f" {format_bytes(progress.total)}" if progress.total else ""
-            self._console.print(f"rank {progress.rank}: {progress.phase}{amount}", soft_wrap=True)
-        self._phases[progress.rank] = progress.phase
+            self._console.print(f"{progress.who}: {progress.phase}{amount}", soft_wrap=True)
+        self._phases[progress.who] = progress.phase
 
     def _move(self, bars: Bars, progress: Progress) -> None:
-        title = f"rank {progress.rank}: {progress.phase}"
-        if progress.rank not in self._tasks:
-            self._tasks[progress.rank] = bars.add_task(title, total=None, amount="")
-        task = self._tasks[progress.rank]
+        title = f"{progress.who}: {progress.phase}"
+        if progress.who not in self._tasks:
+            self._tasks[progress.who] = bars.add_task(title, total=None, amount="")
+        task = self._tasks[progress.who]
         if progress.total:
             amount = f"{format_bytes(progress.done)} of {format_bytes(progress.total)}"
             bars.update(task, description=title, completed=progress.done, total=progress.total, amount=amount)

@@ -66,7 +66,8 @@ class EngineOptions:
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
     ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
-    adapters that requests may name."""
+    adapters that requests may name. ``copies``: of the model in the memory of this machine, which share its cores and
+    what is left for caches; ``copies_left``: those that are still to be loaded after this one."""
 
     model: str
     tensor: int = 1
@@ -84,6 +85,8 @@ class EngineOptions:
     device: str = CPU
     graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
+    copies: int = 1
+    copies_left: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -107,8 +110,8 @@ class EngineOptions:
 class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
-    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights`` and
-    ``graphs``: as in `EngineOptions`. ``adapters``: with their directories and identities.
+    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
+    ``copies`` and ``copies_left``: as in `EngineOptions`. ``adapters``: with their directories and identities.
     """
 
     directory: str
@@ -127,6 +130,8 @@ class RankOptions:
     weights: str | None = None
     graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
+    copies: int = 1
+    copies_left: int = 0
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

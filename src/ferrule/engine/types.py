@@ -107,12 +107,19 @@ class Token:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of loading: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``)."""
+    """Progress of loading: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``). ``replica``: its
+    number, from 1, where there are several."""
 
     rank: int
     phase: str
     done: int = 0
     total: int = 0
+    replica: int = 0
+
+    @property
+    def who(self) -> str:
+        """The rank, for people."""
+        return (f"replica {self.replica}, " if self.replica else "") + f"rank {self.rank}"
 
 
 @dataclass(frozen=True)
@@ -146,9 +153,22 @@ class Recovery:
 
 
 @dataclass(frozen=True)
+class ReplicaHealth:
+    """One of several whole copies of a model. ``hosts`` and ``devices``: of its ranks."""
+
+    state: State
+    error: str | None = None
+    running: int = 0
+    waiting: int = 0
+    hosts: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
-    how often it has come back. ``note``: what people should know although it runs, such as a device that is lost."""
+    how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
+    ``replicas``: its copies, where there are to be several; the model is ready as long as one is."""
 
     state: State
     error: str | None = None
@@ -158,6 +178,7 @@ class Health:
     recoveries: int = 0
     last_recovery: Recovery | None = None
     note: str | None = None
+    replicas: tuple[ReplicaHealth, ...] = ()
 
 
 class ChatMessage(TypedDict):

@@ -17,7 +17,7 @@ from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
 from ferrule.engine.host.processes import rank_threads
-from ferrule.engine.host.requests import Request, Requests
+from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
@@ -78,11 +78,13 @@ class LocalEngine:
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._on_progress: ProgressCallback | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the ranks are lost, before their requests wait; when they are back; and when they never will."""
         rank_options = RankOptions(
             directory=str(full_path(model.directory)),
             dtype=options.dtype,
             plan=self.plan,
-            threads=rank_threads(options.threads, self.plan.world_size),
+            threads=rank_threads(options.threads, self.plan.world_size * options.copies),
             context=self.max_context,
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,
@@ -94,6 +96,8 @@ class LocalEngine:
             device=options.device,
             graphs=options.graphs,
             adapters=model.adapters,
+            copies=options.copies,
+            copies_left=options.copies_left,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -105,9 +109,16 @@ class LocalEngine:
         finally:
             self._on_progress = None
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
-        """See `ferrule.engine.types.Engine.generate`."""
-        self._check(prompt)
+    def all_loaded(self) -> None:
+        """Every copy of the model that shares memory with this one is loaded now."""
+        self._supervisor.options = replace(self._supervisor.options, copies_left=0)
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, history: History | None = None
+    ) -> AsyncGenerator[Token, None]:
+        """See `ferrule.engine.types.Engine.generate`. ``history``: the answer goes on behind that. Raises
+        `ReleasedError` after `release`."""
+        self._check(prompt if history is None else (*prompt, *history.made))
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
         if params.adapter is not None and params.adapter not in self.adapters:
@@ -116,7 +127,7 @@ class LocalEngine:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
-        with self._opened(self._requests.add(prompt, params)) as stream:
+        with self._opened(self._requests.add(prompt, params, history=history)) as stream:
             finished = False
             while not finished:
                 token = _taken(await stream.get(), Token)
@@ -170,6 +181,11 @@ class LocalEngine:
             supervisor.note or None,
         )
 
+    def release(self) -> None:
+        """Give away the requests that wait for ranks: they raise `ReleasedError`."""
+        for request in self._requests.movable():
+            self._end(request, ReleasedError(request.crashes))
+
     async def close(self) -> None:
         await self._supervisor.close()
         for stream in self._streams.values():
@@ -217,6 +233,7 @@ class LocalEngine:
                 self._end(request, EngineError(f"after a restart there is room for {self.max_context} tokens only"))
         going_on = sum(bool(request.made) and not request.finished for request in self._requests.open.values())
         self._send_due()
+        self.on_change()
         return going_on
 
     def idle(self) -> bool:
@@ -234,12 +251,14 @@ class LocalEngine:
                     code="request_crashes_model",
                 ),
             )
+        self.on_change()
         for request in self._requests.open.values():
             if not request.sent:
                 self._limit_wait(request, INTERRUPTED_SECONDS)
         return bool(given_up)
 
     def failed(self, error: FerruleError) -> None:
+        self.on_change()
         for request in list(self._requests.open.values()):
             if not request.finished:
                 self._end(request, EngineError(f"the model has failed: {error}"))

@@ -15,6 +15,7 @@ from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
 from ferrule.plan.one_machine import LEAST_CONTEXT
 from ferrule.process import boot_id
+from ferrule.process.memory import private_bytes
 
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
@@ -46,6 +47,8 @@ def warm_up(runner: Runner) -> Trial:
         runner.run(Batch(released=(0,)))
     world = runner.world
     free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
+    copies, left = runner.options.copies, runner.options.copies_left
+    free = (free - left * private_bytes()) / copies  # those to come will hold what this one holds
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)
     tokens = BUILT_IN_ENGINE.cache_tokens(free, per_token, sequences, state)
     room = np.array([tokens, sequences, runner.captured_room()], dtype=np.int64)

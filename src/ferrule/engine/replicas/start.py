@@ -1,0 +1,117 @@
+"""Start of a model in several whole copies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ferrule.engine.host.local import LocalEngine
+from ferrule.engine.host.placement import Planner
+from ferrule.engine.host.prepare import PreparedModel
+from ferrule.engine.options import EngineOptions
+from ferrule.engine.replicas.engine import Replicas
+from ferrule.engine.types import Progress, ProgressCallback
+from ferrule.errors import FerruleError, ModelUnavailable
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0
+"""Pause before a replica is tried again whose place cannot have it now."""
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """Options of one replica, and what makes the planner of its place. ``speed``: relative to the others, once it is
+    loaded."""
+
+    options: EngineOptions
+    planner: Callable[[PreparedModel], Planner]
+    speed: Callable[[], float] = lambda: 1.0
+
+
+async def start_replicas(
+    model: PreparedModel, places: Sequence[ReplicaPlace], on_progress: ProgressCallback | None = None
+) -> Replicas:
+    """Load a replica of ``model`` at each of ``places`` of one machine, one after the other. Raises `EngineError` where
+    a rank fails; no replica is left then."""
+    loaded: list[LocalEngine] = []
+    try:
+        for number, place in enumerate(places):
+            loaded.append(await _load(number, place, model, on_progress))
+    except BaseException:
+        await asyncio.gather(*(engine.close() for engine in loaded))
+        raise
+    found = Replicas(loaded[0], len(places))
+    for number, (place, engine) in enumerate(zip(places, loaded, strict=True)):
+        engine.all_loaded()
+        found.add(number, engine, place.speed())
+    return found
+
+
+async def start_replicas_apart(
+    model: PreparedModel, places: Sequence[ReplicaPlace], on_progress: ProgressCallback | None = None
+) -> Replicas:
+    """Load a replica of ``model`` at each of ``places``, which share no host, at once. Those that cannot be had now
+    come later by themselves, as long as there is one. Raises `ModelUnavailable` where there is none, and
+    `EngineError` where a rank fails; no replica is left then."""
+    loading = [
+        asyncio.create_task(_load(number, place, model, on_progress), name=f"replica {number + 1}")
+        for number, place in enumerate(places)
+    ]
+    try:
+        await asyncio.wait(loading)
+        final = [error for each in loading if (error := each.exception()) and not isinstance(error, ModelUnavailable)]
+        if final:
+            raise final[0]
+    except BaseException:  # also where this is cancelled meanwhile
+        for task in loading:
+            task.cancel()
+        ended = await asyncio.gather(*loading, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in ended if isinstance(each, LocalEngine)))
+        raise
+    results = await asyncio.gather(*loading, return_exceptions=True)
+    engines = [each for each in results if isinstance(each, LocalEngine)]
+    if not engines:
+        await loading[0]  # raises why
+    found = Replicas(engines[0], len(places))
+    for number, (place, result) in enumerate(zip(places, results, strict=True)):
+        if isinstance(result, LocalEngine):
+            found.add(number, result, place.speed())
+        elif isinstance(result, ModelUnavailable):
+            found.lacks(number, result)
+            found.add_later(number, _keep_trying(found, number, place, model))
+    return found
+
+
+async def _keep_trying(found: Replicas, number: int, place: ReplicaPlace, model: PreparedModel) -> None:
+    while True:
+        await asyncio.sleep(RETRY_SECONDS)
+        try:
+            engine = await _load(number, place, model, None)
+        except ModelUnavailable as error:
+            found.lacks(number, error)
+        except FerruleError as error:
+            _log.warning("replica %d does not come: %s", number + 1, error)
+            found.lacks(number, error)
+            return
+        else:
+            found.add(number, engine, place.speed())
+            return
+
+
+async def _load(
+    number: int, place: ReplicaPlace, model: PreparedModel, on_progress: ProgressCallback | None
+) -> LocalEngine:
+    def heard(progress: Progress) -> None:
+        if on_progress is not None:
+            on_progress(replace(progress, replica=number + 1))
+
+    engine = LocalEngine(place.options, model, place.planner(model))
+    try:
+        await engine.load(heard)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
