@@ -107,6 +107,21 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert {change["unit"] for change in answer["what_if"]} == {"tok/s"}
 
 
+def test_whole_copies_beside_the_best_split() -> None:
+    words = ("llama-3.2-3b", "--profile", "two-pc-10g", "--objective", "throughput")
+    told = run(*words, "--concurrency", "16")
+    assert told.exit_code == 0, told.output
+    assert "×  replicas 2  pc-1" in told.output
+    assert "2 whole copies (ferrule serve --replicas 2) do 1." in told.output
+    answer = json.loads(run(*words, "--concurrency", "16", "--json").output)
+    replicas = answer["replicas"]
+    assert replicas["throughput"] > answer["plans"][answer["best"]]["throughput"]
+    assert replicas["throughput"] == pytest.approx(sum(copy["throughput"] for copy in replicas["copies"]))
+    assert [copy["strategy"] for copy in replicas["copies"]] == ["single", "single"]
+    assert replicas["verdict"] in told.output.replace("\n", " ")
+    assert "replicas" not in json.loads(run(*words, "--json").output), "one sequence needs no second copy"
+
+
 def test_nothing_fits_says_what_is_missing_and_what_would_fit(tmp_path: Path) -> None:
     told = run("llama-3.1-8b", "--cluster", desk(tmp_path, "6 GiB"))
     assert told.exit_code == 4

@@ -186,20 +186,26 @@ def _show(
 ) -> None:
     """``steps_of``: the model, as it was asked for, where the steps of the best plan's ranks are to be shown."""
     from ferrule.cli.plan import step, text
-    from ferrule.cli.plan.json import answer_json
+    from ferrule.cli.plan.json import answer_json, replicas_json
     from ferrule.plan.explain import bottleneck, verdict, what_ifs
+    from ferrule.plan.explain.copies import copies_verdict
+    from ferrule.plan.replicas import best_replicas
 
     best, candidates = _best(question, answers)
     shown = candidates[:top] if best in candidates[:top] else [*candidates[: top - 1], best]
     split = next((each for each in candidates if len(each.plan.devices) > 1 and each.prediction.fits), None)
     sentence = verdict(question, best, answers.single, split)
+    together = question.objective == "throughput" and question.work.concurrency > 1
+    copies = best_replicas(question) if together else None
+    about_copies = copies_verdict(question, best, answers.single, copies) if together else ""
     found, changes = bottleneck(question, best), what_ifs(question, best, split)
     steps = step.steps_of(steps_of, best.plan) if steps_of is not None else []
     if as_json:
-        print_json(answer_json(question, answers, shown, best, found, changes, sentence, steps))
+        told = replicas_json(copies, about_copies) if about_copies else None
+        print_json(answer_json(question, answers, shown, best, found, changes, sentence, steps, told))
         return
-    _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
-    _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
+    _print(text.header(question), "", text.plans_table(question, shown, best, answers.single, copies))
+    _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence, about_copies))
     _print("", text.memory_table(question, best))
     if explain:
         _print("", *text.terms_tables(best))

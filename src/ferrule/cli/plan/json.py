@@ -14,6 +14,7 @@ from ferrule.model.spec import Counted
 from ferrule.plan import Candidate, DeviceSpec, Objective, PairSpec, Question, SearchResult, Stage, Term, Workload
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
 from ferrule.plan.explain.bottleneck import BottleneckKind, Timed
+from ferrule.plan.replicas import Replicated
 from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
 if TYPE_CHECKING:
@@ -180,9 +181,27 @@ class WhatIfJson(msgspec.Struct, frozen=True):
     unit: str
 
 
+class ReplicasJson(msgspec.Struct, frozen=True):
+    """Whole copies beside the best plan of one, and the ``verdict`` on them. ``copies``: each for its share of the
+    sequences; empty, and figures None, where they do not fit."""
+
+    verdict: str
+    copies: tuple[CandidateJson, ...] = ()
+    throughput: float | None = None
+    tokens_per_s: float | None = None
+    ttft_seconds: float | None = None
+
+
+def replicas_json(found: Replicated | None, verdict: str) -> ReplicasJson:
+    if found is None:
+        return ReplicasJson(verdict)
+    copies = tuple(map(CandidateJson.of, found.copies))
+    return ReplicasJson(verdict, copies, found.throughput, found.tokens_per_s, found.ttft_seconds)
+
+
 class AnswerJson(QuestionJson, frozen=True):
     """Plans, the best first; which of them the engine can run ``best``; the best machine ``alone``; why, and what would
-    help. ``steps``: only where they were asked for."""
+    help. ``steps``: only where they were asked for; ``replicas``: for ``throughput`` of several sequences."""
 
     plans: tuple[CandidateJson, ...]
     best: int
@@ -193,6 +212,7 @@ class AnswerJson(QuestionJson, frozen=True):
     bottleneck: BottleneckJson
     what_if: tuple[WhatIfJson, ...]
     steps: tuple[StepText, ...] | UnsetType = UNSET
+    replicas: ReplicasJson | UnsetType = UNSET
 
 
 class NearestJson(msgspec.Struct, frozen=True):
@@ -229,6 +249,7 @@ def answer_json(
     changes: Sequence[WhatIf],
     verdict: str,
     steps: Sequence[StepText] = (),
+    replicas: ReplicasJson | None = None,
 ) -> AnswerJson:
     return AnswerJson(
         **asdict(QuestionJson.of(question)),
@@ -241,6 +262,7 @@ def answer_json(
         bottleneck=BottleneckJson(**vars(found), text=found.text),
         what_if=tuple(WhatIfJson(each.text, each.before, each.after, question.aim.unit) for each in changes),
         steps=tuple(steps) or UNSET,
+        replicas=replicas or UNSET,
     )
 
 

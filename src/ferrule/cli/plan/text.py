@@ -12,6 +12,7 @@ from ferrule.cli.output import new_table
 from ferrule.model import ModelSpec
 from ferrule.plan import BUILT_IN_ENGINE, Candidate, Objective, Plan, Question, SearchResult, Stage, Term
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan.replicas import Replicated
 from ferrule.units import format_bytes, format_seconds
 
 MANY = 6
@@ -56,8 +57,15 @@ def _billions(number: float) -> str:
     return f"{number / 1e6:.3g}M"
 
 
-def plans_table(question: Question, candidates: Sequence[Candidate], best: Candidate, single: Candidate) -> Table:
-    """A row per plan, the best first, and the best machine alone at the end unless it is among them."""
+def plans_table(
+    question: Question,
+    candidates: Sequence[Candidate],
+    best: Candidate,
+    single: Candidate,
+    copies: Replicated | None = None,
+) -> Table:
+    """A row per plan, the best first, and the best machine alone at the end unless it is among them; then whole
+    ``copies``."""
     at_once = question.work.concurrency
     known = [*candidates, single]
     table = _table("", "strategy", "where", ">fullest machine", ">first token", ">tok/s")
@@ -88,7 +96,23 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
         else:
             cells += ["does not fit"]
         table.add_row(*cells, style="bold" if each is best else "" if prediction.fits else "dim")
+    if copies is not None:
+        better = copies.throughput > best.prediction.throughput
+        table.add_row(*_copies(question.model, copies), style="bold" if better else "")
     return table
+
+
+def _copies(model: ModelSpec, copies: Replicated) -> Iterator[str]:
+    """Cells of `plans_table` where many sequences are answered at once."""
+    plans = [each.plan for each in copies.copies]
+    yield from ("×", f"replicas {len(plans)}")
+    if len(plans) <= MANY:
+        yield "\n".join(" / ".join(where(model, plan).splitlines()) for plan in plans)
+    else:
+        yield f"{len(plans)} of {_strategy(plans[0])}, from {plans[0].devices[0]} to {plans[-1].devices[-1]}"
+    yield _fullest(min(copies.copies, key=lambda each: min(use.margin for use in each.prediction.memory)))
+    yield format_seconds(copies.ttft_seconds)
+    yield from (_rate(copies.tokens_per_s), _rate(copies.throughput))
 
 
 def _strategy(plan: Plan) -> str:
@@ -183,9 +207,9 @@ def memory_table(question: Question, candidate: Candidate) -> Table:
     return table
 
 
-def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], verdict: str) -> Iterator[Text]:
-    """The bottleneck with the change that helps it most, other changes, and whether to split at all."""
-    if verdict:
+def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], *verdicts: str) -> Iterator[Text]:
+    """The bottleneck with the change that helps it most, other changes, and before them whether to split at all."""
+    for verdict in filter(None, verdicts):
         yield Text(verdict, style="bold")
     fitting = [each for each in changes if found.kind in each.helps]
     first = fitting[0] if fitting else None
