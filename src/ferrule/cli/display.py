@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -84,8 +85,18 @@ def show_ready(
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
-    console.print(Panel(Group(title, how, plan_table(plan, engine.ranks), *told), title="ferrule", expand=False))
+    tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
+    if len(tables) > 1:
+        title.append(f", by {len(tables)} replicas")
+    console.print(Panel(Group(title, how, *tables, *told), title="ferrule", expand=False))
     show_curl(console, url, engine, with_key=with_key, tls=tls)
+
+
+def _copies(engine: Engine) -> Sequence[Engine]:
+    """Its replicas, or itself."""
+    from ferrule.engine.replicas.engine import Replicas
+
+    return engine.loaded if isinstance(engine, Replicas) else [engine]
 
 
 def show_curl(console: Console, url: str, engine: Engine, *, with_key: bool, tls: ServerTls | None) -> None:

@@ -143,5 +143,6 @@ def health_response(engine: Engine) -> Response:
         health.last_recovery,
         health.error,
         health.note,
+        health.replicas,
     )
     return respond(body, 200 if ready else 503)

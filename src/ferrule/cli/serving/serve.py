@@ -28,6 +28,7 @@ from ferrule.cli.serving.model import (
 )
 from ferrule.cli.serving.models_file import Wanted
 from ferrule.cli.serving.options import adapters_of, origins_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
@@ -54,6 +55,7 @@ EXAMPLES = (
     "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
     "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
     "ferrule serve Qwen/Qwen3-8B ~/models/gemma-3-4b --alias 'claude-*=Qwen3-8B' --memory-limit 48GiB\n\n"
+    "ferrule serve Qwen/Qwen3-8B --device cuda:0,cuda:1 --replicas 2\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
     "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --tls-self"
 )
@@ -158,6 +160,12 @@ def serve(
             metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
         ),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto", help="Whole copies of the model behind one address; auto: as many as the planner says."
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -174,12 +182,16 @@ def serve(
     given = model or []
     several: list[Wanted] = []
     if len(given) > 1 or models is not None:
-        refuse_for_several({"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts})
+        one = {"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts}
+        refuse_for_several(one | {"--replicas": replicas})
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
+    copies = parse_replicas(replicas)
+    if copies is not None and plan is not None:
+        raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
     saved = saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
         device = saved.device
@@ -269,7 +281,7 @@ def serve(
             encrypted=tls is not None or plain_http,
             keyed=keyed,
         ) as listener,
-        nullcontext() if several else expecting(ranks, threads, encrypt) as expected,
+        nullcontext() if several or copies is not None else expecting(ranks, threads, encrypt) as expected,
     ):
         from ferrule.cli.serving.placing import Placing, placing
         from ferrule.engine import EngineOptions
@@ -306,6 +318,9 @@ def serve(
             device=device or CPU,
             adapters=adapters,
         )
+        if copies is not None:
+            run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
+            return
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         if saved is None:
             place = placing(console, options, make_room, split=split, demo=demo)

@@ -7,7 +7,6 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from ferrule.engine.host.local import LocalEngine
 from ferrule.engine.types import Engine, SamplingParams
 from ferrule.errors import FerruleError
 from ferrule.model import ModelSpec
@@ -63,7 +62,7 @@ def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured:
     return predict(Question(spec, machine_of_ranks(calibrated(device), ranks), work), plan).token_seconds
 
 
-async def speed_of(engine: LocalEngine, device: DeviceSpec | None) -> Speed | None:
+async def speed_of(engine: Engine, device: DeviceSpec | None) -> Speed | None:
     """None where it cannot be measured; nothing that goes wrong here stops a model that has been loaded."""
     try:
         measured = await measure_speed(engine)

@@ -40,6 +40,7 @@ class Cards:
             root=base,
             parent=base,
             state=state_of(engine),
+            replicas=engine.health().replicas or UNSET,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import Recovery
+from ferrule.engine import Recovery, ReplicaHealth
 from ferrule.serve.answer.form import Counts
 
 
@@ -157,7 +157,7 @@ class ModelCard(msgspec.Struct):
     """``max_model_len``, ``context_length``, ``context_window``: the same number of tokens, as clients of vLLM, of
     routers and of others look for it. ``capabilities``: words of Ollama's, and some more.
     ``root`` and ``parent``: of one with an adapter, the model that it changes. ``state``: as at ``/health``, or
-    ``unloaded``."""
+    ``unloaded``. ``replicas``: whole copies, where there are to be several, as at ``/health``."""
 
     id: str
     created: int
@@ -170,6 +170,7 @@ class ModelCard(msgspec.Struct):
     root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
     state: str | UnsetType = UNSET
+    replicas: tuple[ReplicaHealth, ...] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
@@ -199,7 +200,8 @@ class ManyHealthBody(msgspec.Struct):
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """``since``: when this state began, in seconds since 1970. ``note``: as in `ferrule.engine.Health`."""
+    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``: as in
+    `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -210,3 +212,4 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     last_recovery: Recovery | None = None
     error: str | None = None
     note: str | None = None
+    replicas: tuple[ReplicaHealth, ...] = ()

@@ -1,0 +1,73 @@
+"""`ferrule serve --replicas`: requests are shared out, and a copy that dies takes no answer with it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from server_process import Server, start_server, wait_until
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ("def main(", "class Point", "import os", "for each in")
+TOKENS = 120
+KINDS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 1.0, "seed": 7})
+
+
+async def answers(server: Server, at_half: Callable[[], None] | None = None) -> list[str]:
+    """Of all prompts and kinds at once. ``at_half``: done when the first of them has half of its tokens."""
+    client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90)
+
+    async def ask(prompt: str, kind: dict[str, Any], disturb: Callable[[], None] | None) -> str:
+        stream = await client.completions.create(
+            model="ferrule-demo", prompt=prompt, max_tokens=TOKENS, stream=True, extra_body={"ignore_eos": True}, **kind
+        )
+        pieces: list[str] = []
+        async for chunk in stream:
+            pieces.append(chunk.choices[0].text)
+            if len(pieces) == TOKENS // 2 and disturb is not None:
+                disturb()
+        return "".join(pieces)
+
+    asked = [(prompt, kind) for prompt in PROMPTS for kind in KINDS]
+    return await asyncio.gather(
+        *(ask(prompt, kind, None if number else at_half) for number, (prompt, kind) in enumerate(asked))
+    )
+
+
+def test_a_replica_that_is_killed_in_the_middle_of_answers_takes_none_with_it() -> None:
+    server = start_server("--demo", "--tp", "1", "--replicas", "2", "--dtype", "float32", "--no-standby")
+    try:
+        assert "by 2 replicas" in server.output
+        ranks = server.ranks()
+        assert len(ranks) == 2
+        whole = asyncio.run(answers(server))
+        running: list[list[int]] = []
+
+        def strike() -> None:
+            running.append([each["running"] for each in server.health().json()["replicas"]])
+            ranks[0].send_signal(signal.SIGKILL)
+
+        assert asyncio.run(answers(server, strike)) == whole
+        assert min(running[0]) >= 3, "they were shared out"
+        health = server.health()
+        assert health.status_code == 200, "one copy was there all the time"
+
+        def back() -> bool:
+            return [each["state"] for each in server.health().json()["replicas"]] == ["ready", "ready"]
+
+        wait_until(back, 90, "the killed copy is back")
+        health = server.health()
+        assert health.json()["recoveries"] == 1
+        assert "was killed by SIGKILL" in health.json()["last_recovery"]["cause"]
+        assert health.json()["last_recovery"]["requests"] == 0, "they went on elsewhere"
+        (card,) = httpx.get(f"{server.url}/v1/models", timeout=10).json()["data"]
+        assert [each["state"] for each in card["replicas"]] == ["ready", "ready"]
+        assert asyncio.run(answers(server)) == whole
+    finally:
+        server.stop()
