@@ -10,7 +10,7 @@ from ferrule.cli.cluster import app as commands
 from ferrule.cli.cluster import ray as cluster_ray
 from ferrule.cli.cluster.tables import hosts_table, models_table
 from ferrule.cluster.models import ModelRow
-from ferrule.cluster.reports import ClusterStatus, HostStatus
+from ferrule.cluster.reports import ClusterStatus, HostStatus, ReplicaStatus
 from ferrule.errors import ConfigError
 
 
@@ -68,6 +68,20 @@ def test_names_of_a_model_and_its_hosts_are_whole_at_80_columns():
     ):
         assert word in told, told
     assert "…" not in told
+
+
+def test_each_replica_of_a_model_has_a_line_with_its_hosts():
+    replicas = (ReplicaStatus("ready", "", "tensor", ("a", "b")), ReplicaStatus("ready", "", "single", ("c",)))
+    row = ModelRow(
+        name="m", wanted=desired("a" * 32), pid=1, state="ready", address="http://[::1]:8420", on="a",
+        strategy="tensor", hosts=("a", "b", "c"), replicas=replicas,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=100)
+    for part in models_table([row]):
+        console.print(part)
+    lines = console.file.getvalue().splitlines()
+    assert any("m" in line and "tensor on a, b" in line for line in lines)
+    assert any("single on c" in line for line in lines)
 
 
 @pytest.mark.parametrize(

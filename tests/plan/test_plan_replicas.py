@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -120,10 +121,20 @@ def test_shares_add_up_and_follow_the_speeds(sequences: int, speeds: list[float]
     assert all(abs(share - sequences * speed / sum(speeds)) <= 1 for share, speed in zip(shares, speeds, strict=True))
 
 
-@given(st.integers(1, 9), st.integers(1, 9))
-def test_a_division_has_every_device_once_and_is_even(devices: int, count: int) -> None:
-    cluster = boxes(*(32,) * devices)
-    found = divide(cluster, count)
-    assert sorted(name for group in found for name in group) == sorted(cluster.by_name)
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=9), st.integers(1, 9))
+def test_a_division_has_every_unit_once_and_is_even(sizes: list[int], count: int) -> None:
+    units = [tuple(f"{host}-{device}" for device in range(size)) for host, size in enumerate(sizes)]
+    found = divide(units, count)
+    assert [name for group in found for name in group] == [name for unit in units for name in unit]
+    hosts = [len({name.partition("-")[0] for name in group}) for group in found]
+    assert max(hosts) - min(hosts) <= 1
     assert len(found) == count
+
+
+def test_devices_of_a_host_stay_together_where_copies_share_no_host() -> None:
+    cards = [replace(each, host=f"host-{number // 2}") for number, each in enumerate(boxes(32, 32, 32, 32).devices)]
+    question = ask(replace(boxes(32, 32, 32, 32), devices=tuple(cards)))
+    assert len(groups(best_replicas(question))) == 4
+    found = best_replicas(question, whole_hosts=True)
+    assert found is not None
+    assert found.groups == (("box-0", "box-1"), ("box-2", "box-3"))

@@ -19,6 +19,7 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 
 MOST_ADAPTERS = 64
+MOST_REPLICAS = 64
 API_PORT = 8420
 """Of the first model on a host."""
 RAY_PORT = 8600
@@ -35,7 +36,8 @@ class DesiredModel:
     for TLS on the host that serves it; ``plain_http``: beyond loopback without; ``request_log``: a file there;
     ``origins``: of web pages that may use it. ``hosts``: the names of those that may have ranks, all where it is
     empty. ``adapters``: ``NAME=PATH`` of each. ``plan``: what `ferrule plan --json` printed, if that says where ranks
-    go. The others are options of the engine, None for its own defaults."""
+    go. ``replicas``: whole copies, each on hosts of its own; 0 for as many as are best. The others are options of the
+    engine, None for its own defaults."""
 
     model: Text
     host: HostId
@@ -62,6 +64,7 @@ class DesiredModel:
     device: str | None = None
     plan: PlanText | None = None
     adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()
+    replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] | None = None
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,22 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
+class ReplicaStatus:
+    """One of a model's whole copies. ``strategy`` and ``hosts``: as the model's, of this copy."""
+
+    state: str
+    detail: str = ""
+    strategy: str | None = None
+    hosts: tuple[str, ...] = ()
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
 class ServerState:
     """State of a model server, as it tells it. ``detail``: what it does or why it fails; ``note``: what people should
     know although it runs. ``predicted`` and ``measured``: tokens per second of one request; ``standby``: standby
-    processes."""
+    processes; ``replicas``: where there are to be several, whose hosts ``hosts`` are together."""
 
     state: str = "starting"
     detail: str = ""
@@ -137,6 +149,7 @@ class ServerState:
     recoveries: int = 0
     standby: int = 0
     ranks: tuple[RankPlace, ...] = ()
+    replicas: tuple[ReplicaStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from ferrule.plan.cluster.spec import ClusterSpec
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
 from ferrule.plan.cost.predictor import predicted
 from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate
@@ -26,10 +27,12 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Replicated:
-    """Copies of a model. ``copies``: each with what is predicted of it for its share of the sequences. ``slower``: by
-    how much longer a step takes as all compute at once, on machines that share cores."""
+    """Copies of a model. ``copies``: each with what is predicted of it for its share of the sequences, on devices of
+    the group at the same place of ``groups``. ``slower``: by how much longer a step takes as all compute at once, on
+    machines that share cores."""
 
     copies: tuple[Candidate, ...]
+    groups: tuple[Group, ...]
     slower: float = 1.0
 
     @property
@@ -48,47 +51,55 @@ class Replicated:
         return min(each.prediction.ttft_seconds for each in self.copies)
 
 
-def best_replicas(question: Question, count: int | None = None) -> Replicated | None:
+def best_replicas(question: Question, count: int | None = None, *, whole_hosts: bool = False) -> Replicated | None:
     """The copies with the most tokens per second for ``work.concurrency`` sequences: ``count`` of them, or as many as
-    are best, from two, but no more than there are sequences. None where they do not fit."""
+    are best, from two, but no more than there are sequences. ``whole_hosts``: they share no host. None where they do
+    not fit."""
     known = _Plans(question)
     most = count or question.work.concurrency
     found = []
-    for groups in dict.fromkeys(division[:most] for division in _divisions(question.cluster, count, known)):
+    units = _units(question.cluster, whole_hosts=whole_hosts)
+    for groups in dict.fromkeys(division[:most] for division in _divisions(units, count, known)):
         if len(groups) >= 2 and count in (None, len(groups)):
             found.append(_replicated(question, groups, known))
     return max(filter(None, found), key=lambda each: (each.throughput, -len(each.copies)), default=None)
 
 
-def divide(cluster: ClusterSpec, count: int) -> tuple[Group, ...]:
-    """All devices in ``count`` groups of neighbours, as even as they go; some are empty where there are too few."""
-    names = _neighbours(cluster)
-    return tuple(tuple(names[part * len(names) // count : (part + 1) * len(names) // count]) for part in range(count))
+def divide(units: Sequence[Group], count: int) -> tuple[Group, ...]:
+    """All ``units`` in ``count`` groups of neighbours, as even as they go; some are empty where there are too few."""
+    ends = [part * len(units) // count for part in range(count + 1)]
+    return tuple(_joined(units[first:last]) for first, last in pairwise(ends))
 
 
-def _neighbours(cluster: ClusterSpec) -> list[str]:
-    """Devices of one host one after the other, and hosts with much memory first, so that equal ones are together."""
-    room: dict[str, int] = {}
-    for device in cluster.devices:
-        room[device.host_name] = room.get(device.host_name, 0) + device.memory
-    ordered = sorted(cluster.devices, key=lambda each: (-room[each.host_name], each.host_name, each.name))
-    return [device.name for device in ordered]
+def _joined(units: Sequence[Group]) -> Group:
+    return tuple(name for unit in units for name in unit)
 
 
-def _divisions(cluster: ClusterSpec, count: int | None, known: _Plans) -> Iterator[tuple[Group, ...]]:
-    """Groups that hold the model, for as many sequences as there are with each of them one."""
-    names = _neighbours(cluster)
-    if len(names) > MOST_DEVICES:
+def _units(cluster: ClusterSpec, *, whole_hosts: bool) -> list[Group]:
+    """Devices, or those of each host, which go to one copy: those of one host next to each other, and hosts with much
+    memory first, so that equal ones are together."""
+    by_host: dict[str, list[DeviceSpec]] = {}
+    for device in sorted(cluster.devices, key=lambda each: (each.host_name, each.name)):
+        by_host.setdefault(device.host_name, []).append(device)
+    hosts = sorted(by_host.values(), key=lambda devices: -sum(device.memory for device in devices))
+    if whole_hosts:
+        return [tuple(device.name for device in devices) for devices in hosts]
+    return [(device.name,) for devices in hosts for device in devices]
+
+
+def _divisions(units: Sequence[Group], count: int | None, known: _Plans) -> Iterator[tuple[Group, ...]]:
+    """Groups of which each holds the model, for one sequence."""
+    if sum(map(len, units)) > MOST_DEVICES:
         return
-    if count is not None and all(known.of(group, 1) for group in divide(cluster, count)):
-        yield divide(cluster, count)
-    for size in range(1, len(names) // (count or 2) + 1):
-        groups = [tuple(names[at : at + size]) for at in range(0, len(names), size)]
-        fitting = [group for group in groups if known.of(group, 1) is not None]
-        rest = tuple(name for name in names if not any(name in group for group in fitting))
-        if len(rest) > size and known.of(rest, 1) is not None:
+    if count is not None and all(known.of(group, 1) for group in divide(units, count)):
+        yield divide(units, count)
+    for size in range(1, len(units) // (count or 2) + 1):
+        groups = [units[at : at + size] for at in range(0, len(units), size)]
+        fitting = [group for group in groups if known.of(_joined(group), 1) is not None]
+        rest = [unit for group in groups if group not in fitting for unit in group]
+        if len(rest) > size and known.of(_joined(rest), 1) is not None:
             fitting.append(rest)
-        yield tuple(fitting)
+        yield tuple(map(_joined, fitting))
 
 
 class _Plans:
@@ -131,7 +142,7 @@ def _replicated(question: Question, groups: Sequence[Group], known: _Plans) -> R
         copies = even
     ranks = [plan.world_size for plan in plans]
     turns = question.cluster.turns
-    return Replicated(tuple(copies), max(1.0, turns(sum(ranks)) / turns(max(ranks))))
+    return Replicated(tuple(copies), tuple(groups), max(1.0, turns(sum(ranks)) / turns(max(ranks))))
 
 
 def _shares(sequences: int, speeds: Sequence[float]) -> list[int]:

@@ -15,14 +15,17 @@ from pathlib import Path
 
 from ferrule.agent.log import log_to
 from ferrule.agent.placement.planner import ClusterPlanner, Placed
+from ferrule.agent.placement.replicas import replica_hosts
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetModels, TellModelState
-from ferrule.cluster.reports import RankPlace, ServerState
-from ferrule.engine import Engine, EngineOptions, start
+from ferrule.cluster.reports import RankPlace, ReplicaStatus, ServerState
+from ferrule.engine import Engine, EngineOptions, ReplicaHealth, start
+from ferrule.engine.host.prepare import in_background, prepare
 from ferrule.engine.host.speed import measure_speed
 from ferrule.engine.options import parse_adapters
+from ferrule.engine.replicas.start import ReplicaPlace, start_replicas_apart
 from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
 from ferrule.plan import parse_plan
@@ -70,14 +73,16 @@ class ModelServer:
         self._options = options_of(desired, name)
         split = desired.tensor is not None or desired.pipeline is not None
         saved = None if desired.plan is None else parse_plan(desired.plan, f"the plan of the model {name!r}")
-        self._planner = ClusterPlanner(home, self._options, split=split, wanted=desired.hosts or (), saved=saved)
+        self._split, self._wanted = split, desired.hosts or ()
+        self._planners = [ClusterPlanner(home, self._options, split=split, wanted=self._wanted, saved=saved)]
+        """Of each replica."""
         self._engine: Engine | None = None
         self._measured: float | None = None
-        self._measured_at: Placed | None = None
+        self._measured_at: list[Placed | None] = []
         """Placement of the model when its speed was measured."""
         self._measuring: asyncio.Task[None] | None = None
         self._detail = "planning"
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[str, Progress] = {}
         self._told: ServerState | None = None
 
     async def run(self) -> None:
@@ -103,43 +108,67 @@ class ModelServer:
             await asyncio.gather(telling, return_exceptions=True)
 
     async def _load(self) -> Engine:
-        engine = await start(self._options, on_progress=self._heard, planner=self._planner.about)
+        if self._desired.replicas is None:
+            engine: Engine = await start(self._options, on_progress=self._heard, planner=self._planners[0].about)
+        else:
+            engine = await self._load_replicas(self._desired.replicas)
         await self._measure(engine)
         self._engine = engine
         return engine
 
+    async def _load_replicas(self, count: int) -> Engine:
+        model = await in_background(lambda: prepare(self._options))
+        groups = await replica_hosts(self._home, self._options, self._wanted, count, model.spec, split=self._split)
+        everyone = [name for group in groups for name in group]
+        self._planners = [
+            ClusterPlanner(
+                self._home,
+                self._options,
+                split=self._split,
+                wanted=group,
+                beside=[name for name in everyone if name not in group],
+            )
+            for group in groups
+        ]
+        places = [ReplicaPlace(self._options, each.about, each.speed) for each in self._planners]
+        return await start_replicas_apart(model, places, self._heard)
+
+    @property
+    def _placed(self) -> list[Placed | None]:
+        return [planner.placed for planner in self._planners]
+
     async def _measure(self, engine: Engine) -> None:
         """The speed is for people to see: that it cannot be measured is no error."""
-        self._measured, self._measured_at = None, self._planner.placed
+        self._measured, self._measured_at = None, self._placed
         with suppress(FerruleError):
             self._measured = await measure_speed(engine)
 
     def measure_again(self) -> None:
         """Measure the speed again where the model has moved, as soon as no request runs."""
         engine, busy = self._engine, self._measuring is not None and not self._measuring.done()
-        if engine is None or busy or self._measured_at == self._planner.placed:
+        if engine is None or busy or self._measured_at == self._placed:
             return
         health = engine.health()
         if health.state == "ready" and not health.running and not health.waiting:
             self._measuring = asyncio.create_task(self._measure(engine), name="measuring")
 
     def _heard(self, progress: Progress) -> None:
-        self._progress[progress.rank] = progress
+        self._progress[progress.who] = progress
         done = sum(each.done for each in self._progress.values())
         total = sum(each.total for each in self._progress.values())
         self._detail = f"{progress.phase} ({done / total:.0%})" if total and done < total else progress.phase
 
     def state(self) -> ServerState:
-        placed, engine = self._planner.placed, self._engine
+        placed, engine = [each for each in self._placed if each is not None], self._engine
         found = ServerState(state="loading", detail=self._detail)
-        if placed is not None:
-            prediction = placed.prediction
+        if placed:
+            predicted = [each.prediction.tokens_per_s for each in placed if each.prediction is not None]
             found = replace(
                 found,
-                plan=placed.plan.reason,
-                strategy=placed.plan.strategy,
-                hosts=placed.hosts,
-                predicted=None if prediction is None else prediction.tokens_per_s,
+                plan=placed[0].plan.reason,
+                strategy=placed[0].plan.strategy,
+                hosts=tuple(host for each in placed for host in each.hosts),
+                predicted=max(predicted, default=None),
             )
         if engine is None:
             return found
@@ -152,9 +181,10 @@ class ModelServer:
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,
-            standby=0 if self._planner.standby is None else self._planner.standby.kept,
-            measured=1 / self._measured if self._measured is not None and self._measured_at == placed else None,
+            standby=sum(each.standby.kept for each in self._planners if each.standby is not None),
+            measured=1 / self._measured if self._measured is not None and self._measured_at == self._placed else None,
             ranks=tuple(RankPlace(each.rank, each.host, each.transports) for each in engine.ranks),
+            replicas=tuple(map(_replica, health.replicas, self._placed)),
         )
 
     async def _tell(self) -> None:
@@ -167,6 +197,11 @@ class ModelServer:
                     await ask_here(self._home, TellModelState(self._name, state))
                     self._told = state
             await asyncio.sleep(TELL_SECONDS)
+
+
+def _replica(health: ReplicaHealth, placed: Placed | None) -> ReplicaStatus:
+    strategy, hosts = (None, ()) if placed is None else (placed.plan.strategy, placed.hosts)
+    return ReplicaStatus(health.state, health.error or "", strategy, hosts, health.running, health.waiting)
 
 
 async def _run(home: ClusterHome, name: str) -> None:

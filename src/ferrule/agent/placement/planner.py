@@ -64,7 +64,8 @@ class Placed:
 class ClusterPlanner:
     """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
     user (``split``) the ranks are spread over the hosts in turn; with a ``saved`` plan they go where that says; else
-    the planner chooses, among the devices that ``options.device`` allows on each."""
+    the planner chooses, among the devices that ``options.device`` allows on each. ``beside``: names of hosts of other
+    replicas, which may share a machine with these."""
 
     def __init__(
         self,
@@ -74,12 +75,15 @@ class ClusterPlanner:
         split: bool,
         wanted: Sequence[str] = (),
         saved: SavedPlan | None = None,
+        beside: Sequence[str] = (),
     ) -> None:
         wanted = saved.hosts if saved is not None else wanted
         self._saved = saved
         self.placed: Placed | None = None
         self.standby = ClusterStandby(home, spread=split) if options.standby else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
+        self._beside = frozenset(beside)
+        self._members_beside: Sequence[Member] = ()
         self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[object, Deployment | None] | None = None
@@ -95,6 +99,11 @@ class ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
         self._spec = model.spec
         return self
+
+    def speed(self) -> float:
+        """Tokens per second of one stream as it is placed now; 1 where that is not predicted."""
+        prediction = None if self.placed is None else self.placed.prediction
+        return 1.0 if prediction is None else prediction.tokens_per_s
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         try:
@@ -160,10 +169,12 @@ class ClusterPlanner:
         if self._saved is not None or self._split:
             spread = partial(self._as_saved, self._saved) if self._saved is not None else self._spread
             placed, ranks = spread(self._spec, members)
-            cores = await self._cores(members)
+            cores = await self._cores([*members, *self._members_beside])
         else:
+            beside = await self._devices.described(self._members_beside, lost, fresh=False)
+            self._reports |= beside
             reports = await self._devices.described(members, lost, fresh=fresh)
-            self._reports = reports if fresh else self._reports | reports
+            self._reports = beside | reports if fresh else self._reports | reports
             members = [member for member in members if member.host in reports]
             if not members:
                 raise ModelUnavailable("no host could be asked what it has")
@@ -210,6 +221,7 @@ class ClusterPlanner:
             raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {names}")
         answering = await ask_here(self._home, GetReachable(REACH_SECONDS))
         there = [known[host] for host in answering if host in known]
+        self._members_beside = [member for member in there if member.name in self._beside]
         there = [member for member in there if not self._wanted or member.name in self._wanted]
         if not there:
             raise ModelUnavailable(f"none of the hosts {', '.join(self._wanted)} answers")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ferrule.cli.output import new_table, wide_console
 from ferrule.cluster.models import ModelRow
-from ferrule.cluster.reports import ClusterStatus, HostReport, HostStatus, LinkReport
+from ferrule.cluster.reports import ClusterStatus, HostReport, HostStatus, LinkReport, ReplicaStatus
 from ferrule.units import format_bytes
 
 _STYLES = {
@@ -92,7 +92,7 @@ def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
     table = new_table(*columns, padding=(0, 1, 0, 0), header_style="dim")  # 80 columns
     for row in rows:
         state = Text(row.state, style=_STYLES.get(row.state, ""))
-        split = f"{row.strategy} on {', '.join(dict.fromkeys(row.hosts))}" if row.hosts else "-"
+        split = "\n".join(_split(each) for each in row.replicas or (row,) if each.hosts) or "-"
         recoveries = "-" if row.state == "unknown" else str(row.recoveries)
         told = [Text(row.name), state, Text(row.address), Text(row.on), Text(split)]
         table.add_row(*told, _speed(row), recoveries)
@@ -102,6 +102,10 @@ def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
             yield Text(f"\n{row.name}: {row.detail}", style="dim")
         if row.note:
             yield Text(f"\n{row.name}: {row.note}", style="yellow")
+
+
+def _split(row: ModelRow | ReplicaStatus) -> str:
+    return f"{row.strategy} on {', '.join(dict.fromkeys(row.hosts))}"
 
 
 def _speed(row: ModelRow) -> str:

@@ -195,7 +195,7 @@ def serve(
     saved = saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
         device = saved.device
-    if demo and tp is None and pp is None and saved is None:
+    if demo and tp is None and pp is None and saved is None and copies is None:
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
@@ -252,6 +252,7 @@ def serve(
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
             adapters=tuple(f"{each.name}={each.path}" for each in adapters),
+            replicas=copies,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
