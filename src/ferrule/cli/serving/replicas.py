@@ -45,6 +45,8 @@ def run_replicas(
         nonlocal speed
         model = await in_background(lambda: prepare(options))
         model, places = await in_background(lambda: places_of(console, options, model, count, split=split))
+        if not count:
+            console.print(f"--replicas auto: {len(places)} by the planner's count", style="dim", highlight=False)
         with Loading(console) as loading:
             engine = await start_replicas(model, places, loading)
             speed = await speed_of(engine, None)
