@@ -62,6 +62,8 @@ def test_fewer_hosts_than_replicas_are_said(monkeypatch, spec):
         hosts(monkeypatch, spec, 4)
     with pytest.raises(ConfigError, match="2 replicas need 2 hosts that can run the model, and there are 1: hostb"):
         hosts(monkeypatch, spec, 2, wanted=("hostb",))
+    with pytest.raises(ConfigError, match="--hosts: the cluster has no hostz, only hosta, hostb, hostc"):
+        hosts(monkeypatch, spec, 2, wanted=("hosta", "hostb", "hostz"))
 
 
 def test_replicas_on_hosts_of_one_machine_divide_its_processors(monkeypatch, spec):

@@ -215,10 +215,7 @@ class ClusterPlanner:
         does, or one that was named has no engine."""
         status = await ask_here(self._home, GetStatus())
         known = {member.host: member for member in status.hosts}
-        strange = set(self._wanted) - {member.name for member in known.values()}
-        if strange:
-            names = ", ".join(sorted(member.name for member in known.values()))
-            raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {names}")
+        require_known(self._wanted, status.hosts)
         answering = await ask_here(self._home, GetReachable(REACH_SECONDS))
         there = [known[host] for host in answering if host in known]
         self._members_beside = [member for member in there if member.name in self._beside]
@@ -286,6 +283,13 @@ class ClusterPlanner:
         devices = tuple(device.device or CPU for device in chosen)
         placed = Placed(plan, hosts, best.prediction, cluster.notes, devices)
         return placed, [by_name[host] for host in hosts]
+
+
+def require_known(wanted: Collection[str], members: Collection[Member]) -> None:
+    """Raises `ConfigError` for names of hosts that the cluster does not have."""
+    names = {member.name for member in members}
+    if strange := set(wanted) - names:
+        raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {', '.join(sorted(names))}")
 
 
 def _on(options: RankOptions, devices: Sequence[str]) -> RankOptions:

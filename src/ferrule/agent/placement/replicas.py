@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ferrule.agent.placement.cores import reports_by_share
 from ferrule.agent.placement.devices import HostDevices
+from ferrule.agent.placement.planner import require_known
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetStatus
@@ -25,8 +25,6 @@ from ferrule.plan.cost import calibrated, read_calibrations
 from ferrule.plan.explain import WORTH_IT
 from ferrule.plan.replicas import best_replicas, divide
 
-_log = logging.getLogger(__name__)
-
 Hosts = tuple[str, ...]
 """Names of hosts."""
 
@@ -38,6 +36,7 @@ async def replica_hosts(
     all if empty; ``split``: the user has said how. Also hosts that are away have their place, so that a copy comes to
     them when they are back. Raises `ConfigError` where there are fewer hosts than replicas."""
     status = await ask_here(home, GetStatus())
+    require_known(wanted, status.hosts)
     members = [each for each in status.hosts if not each.install_engine and (not wanted or each.name in wanted)]
     names = sorted(each.name for each in members)
     if len(names) < max(count, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -140,13 +140,7 @@ class LocalEngine:
             raise RequestError(self.embedding.refusal, code="unsupported")
         for prompt in prompts:
             self._check(prompt, answer=0)
-        asked = [asyncio.ensure_future(self._embed(prompt, pooling or self.embedding.pooling)) for prompt in prompts]
-        try:
-            return await asyncio.gather(*asked)
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+        return await all_of(self._embed(prompt, pooling or self.embedding.pooling) for prompt in prompts)
 
     async def _embed(self, prompt: Sequence[int], pooling: PoolingMode) -> Vector:
         with self._opened(self._requests.add(prompt, SamplingParams(), pooling)) as stream:
@@ -317,6 +311,17 @@ class LocalEngine:
         timer = self._timers.pop(request.number, None)
         if timer is not None:
             timer.cancel()
+
+
+async def all_of(works: Iterable[Coroutine[None, None, Taken]]) -> list[Taken]:
+    """Results of ``works``, done at once. Where one fails, or this is cancelled, the others are ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _taken(item: Token | Vector | FerruleError, kind: type[Taken]) -> Taken:

@@ -10,11 +10,11 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ferrule.engine.host.local import LocalEngine
+from ferrule.engine.host.local import LocalEngine, all_of
 from ferrule.engine.host.requests import History, ReleasedError
 from ferrule.engine.replicas.router import Router
 from ferrule.engine.types import Health, RankInfo, ReplicaHealth, SamplingParams, State, Token
-from ferrule.errors import EngineError, FerruleError, ModelUnavailable
+from ferrule.errors import FerruleError, ModelUnavailable
 from ferrule.model import PoolingMode
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class Replicas:
         self.vocab_size, self.tokenizer = first.vocab_size, first.tokenizer
         self.embedding, self.default_sampling = first.embedding, first.default_sampling
         self.adapters = first.adapters
-        self.plan, self.max_context = first.plan, first.max_context
+        self.plan = first.plan
+        self.max_context = first.max_context
+        """That every replica has room for, so that each can go on with what another one began."""
         self.ranks: tuple[RankInfo, ...] = ()
         """Of all replicas, one after the other; each counts its own from 0."""
 
@@ -83,7 +85,7 @@ class Replicas:
         made: list[int] = []
         crashes = 0
         while True:
-            with self._opened(prompt, params.adapter) as engine:
+            with self._opened(prompt, len(prompt) + len(made) + 1, params.adapter) as engine:
                 history = History(tuple(made), crashes)
                 if made and params.prompt_logprobs is not None:  # they came with the first token
                     params = replace(params, prompt_logprobs=None)
@@ -98,17 +100,11 @@ class Replicas:
 
     async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
         """See `ferrule.engine.types.Engine.embed`. Each prompt goes its own way."""
-        asked = [asyncio.ensure_future(self._embed(prompt, pooling)) for prompt in prompts]
-        try:
-            return await asyncio.gather(*asked)
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+        return await all_of(self._embed(prompt, pooling) for prompt in prompts)
 
     async def _embed(self, prompt: Sequence[int], pooling: PoolingMode | None) -> Vector:
         while True:
-            with self._opened(prompt, None) as engine:
+            with self._opened(prompt, len(prompt)) as engine:
                 try:
                     (vector,) = await engine.embed([prompt], pooling)
                 except ReleasedError:
@@ -162,23 +158,16 @@ class Replicas:
         )
 
     @contextmanager
-    def _opened(self, prompt: Sequence[int], adapter: str | None) -> Iterator[LocalEngine]:
-        """The replica for a request: one that is ready; where none is, one that comes back."""
-        for state in _ORDER:
-            speeds = {
-                at: each.speed
-                for at, each in enumerate(self.replicas)
-                if each.engine is not None and each.state == state
-            }
-            if speeds:
-                break
-        else:
-            raise EngineError("no replica of the model is loaded")
-        number = self._router.opened(prompt, speeds, adapter)
-        engine = self.replicas[number].engine
-        assert engine is not None
+    def _opened(self, prompt: Sequence[int], tokens: int, adapter: str | None = None) -> Iterator[LocalEngine]:
+        """The replica for a request: one that is ready, or where none is comes back; with room for so many ``tokens``,
+        if one has that."""
+        engines = {at: each.engine for at, each in enumerate(self.replicas) if each.engine is not None}
+        best = min((self.replicas[at].state for at in engines), key=_ORDER.index)
+        found = {at: engine for at, engine in engines.items() if self.replicas[at].state == best}
+        roomy = {at: engine for at, engine in found.items() if engine.max_context >= tokens}
+        number = self._router.opened(prompt, {at: self.replicas[at].speed for at in roomy or found}, adapter)
         try:
-            yield engine
+            yield engines[number]
         finally:
             self._router.closed(number)
 

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-BLOCK = 32
+BLOCK = 64
 """Tokens that are looked at together; what is shorter is nobody's."""
-MOST_BLOCKS = 1 << 15
+MOST_BLOCKS = 1 << 14
 """Blocks that are remembered of each replica: the last million tokens."""
 KNOWN_WORTH = 2.0
 """Sequences more than on the least loaded replica that a request puts up with where its whole prompt is known."""
