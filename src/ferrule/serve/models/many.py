@@ -12,10 +12,9 @@ from ferrule.engine import Engine
 from ferrule.errors import ConfigError, FerruleError, ModelUnavailable
 from ferrule.serve.answer.sending import shutting_down
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
-from ferrule.serve.http.errors import ApiError
 from ferrule.serve.models.leases import until_answered
-from ferrule.serve.models.memory import Held, Memory
-from ferrule.serve.models.names import Aliases, names_of
+from ferrule.serve.models.memory import Held, NoRoomError, Room
+from ferrule.serve.models.names import Aliases, names_of, not_served
 from ferrule.serve.models.offer import Offer
 from ferrule.serve.models.slot import Slot
 
@@ -39,7 +38,7 @@ class ManyModels:
     def __init__(
         self,
         offers: Sequence[Offer],
-        memory: Memory,
+        room: Room,
         *,
         aliases: Aliases | None = None,
         max_sequences: int = MAX_SEQUENCES,
@@ -49,7 +48,7 @@ class ManyModels:
         tell: Callable[[str], None] = log.info,
     ) -> None:
         self._slots = [Slot(offer, max_sequences, clock, self._idle) for offer in offers]
-        self._memory, self._aliases, self._tell = memory, aliases or Aliases(), tell
+        self._room, self._aliases, self._tell = room, aliases or Aliases(), tell
         self._wait_seconds, self._busy_seconds = wait_seconds, busy_seconds
         self._turn = asyncio.Lock()
         self._released = asyncio.Event()
@@ -124,14 +123,7 @@ class ManyModels:
                     for at, each in enumerate(slot.known):
                         if wanted == each.engine.name or (not exact and wanted in names_of(each.engine)):
                             return slot, at
-        served = ", ".join(repr(engine.name) for engine in self.cards())
-        raise ApiError(
-            404,
-            f"the model {name!r} is not served here; served are {served}. "
-            f"--alias {name}={self._slots[0].offer.name} would make it another name of the first one",
-            code="model_not_found",
-            param="model",
-        )
+        raise not_served(name, self.cards())
 
     async def _wait(self, slot: Slot) -> None:
         """Until the model is loaded, by a load that requests share. Raises `ModelUnavailable`, `ApiError` 503."""
@@ -154,7 +146,7 @@ class ManyModels:
             raise shutting_down()
         if (error := loading.exception()) is not None:
             if isinstance(error, NoRoomError):  # one of its own for each who waits
-                raise NoRoomError(str(error), retry_after=error.retry_after)
+                raise NoRoomError(error.shortage, error.held)
             slot.check_pause()
             raise error
 
@@ -190,25 +182,35 @@ class ManyModels:
 
     async def _make_room(self, slot: Slot) -> None:
         """Unload others until there is room. Raises `NoRoomError`."""
-        need, deadline = slot.offer.need, time.monotonic() + self._busy_seconds
+        name, need = slot.offer.name, slot.offer.need
+        deadline = time.monotonic() + self._busy_seconds
         while True:
+            self._released.clear()
             held = self._held()
-            if self._memory.room(need, held) >= need.total:
+            shortage = await self._room.shortage(name, need, held)
+            if shortage is None:
                 return
-            first = self._memory.first_out(need, held)
+            first = await self._room.first_out(name, need, held)
+            if first is not None and self._is_busy(first):  # a request came meanwhile
+                continue
             if first is not None:
-                self._tell(f"{first.name} is unloaded: {slot.offer.name} needs its memory")
-                await self._unload(next(each for each in self._slots if each.offer.name == first.name))
+                self._tell(f"{first.name} is unloaded: {name} needs its memory")
+                await self._unload(self._slot(first.name))
                 continue
             left = deadline - time.monotonic()
-            self._released.clear()
-            if left <= 0 or self._memory.first_out(need, held, also_busy=True) is None:
-                raise NoRoomError(self._memory.refusal(slot.offer.name, need, held), retry_after=10)
+            if left <= 0 or await self._room.first_out(name, need, held, also_busy=True) is None:
+                raise NoRoomError(shortage, held)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._released.wait(), left)
 
     def _held(self) -> list[Held]:
         return [slot.held() for slot in self._slots if slot.engine is not None]
+
+    def _slot(self, name: str) -> Slot:
+        return next(each for each in self._slots if each.offer.name == name)
+
+    def _is_busy(self, held: Held) -> bool:
+        return self._slot(held.name).held().stays is not None
 
     async def _drop(self, slot: Slot) -> None:
         """Take a model out of memory that has failed; requests for it are refused for a while."""
@@ -249,10 +251,6 @@ class ManyModels:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # was told to those who wait, if any do
-
-
-class NoRoomError(ModelUnavailable):
-    """A model does not fit beside those that stay in memory."""
 
 
 def _names(slot: Slot) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ferrule.engine import Engine
 from ferrule.errors import ConfigError
 from ferrule.serve.answer.adapters import AdapterEngine
+from ferrule.serve.http.errors import ApiError
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:
@@ -15,6 +16,13 @@ def names_of(engine: Engine) -> tuple[str, ...]:
     one with an adapter (``meta/llama:poet``) the adapter's, too."""
     own = (engine.adapter,) if isinstance(engine, AdapterEngine) else ()
     return tuple(dict.fromkeys((engine.name, engine.name.rstrip("/").rpartition("/")[2], *own)))
+
+
+def not_served(name: str, served: Sequence[Engine]) -> ApiError:
+    """Answer to a request for a model that is not among those ``served``."""
+    names = ", ".join(repr(engine.name) for engine in served)
+    text = f"the model {name!r} is not served here; served {'is' if len(served) == 1 else 'are'} {names}"
+    return ApiError(404, f"{text} (--alias gives one a further name)", code="model_not_found", param="model")
 
 
 class Aliases:
