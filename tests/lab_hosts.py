@@ -74,6 +74,8 @@ def token_in(words):
 STREAM = """
 import json, sys, urllib.error, urllib.request
 body = {"prompt": "def f(x):", "max_tokens": int(sys.argv[1]), "temperature": 0, "ignore_eos": True, "stream": True}
+if len(sys.argv) > 2:
+    body["model"] = sys.argv[2]
 request = urllib.request.Request(
     "http://127.0.0.1:8420/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
 )
@@ -90,10 +92,11 @@ with answer:
 
 
 class Stream:
-    """An answer of 200 tokens, as a client on host 0 sees it. ``gap``: the longest time without a token, in seconds."""
+    """An answer of 200 tokens, as a client on host 0 sees it. ``gap``: the longest time without a token, in seconds.
+    ``model``: empty for a request that names none."""
 
-    def __init__(self, hosts, tokens=200):
-        words = [sys.executable, "-c", STREAM, str(tokens)]
+    def __init__(self, hosts, tokens=200, model=""):
+        words = [sys.executable, "-c", STREAM, str(tokens), *([model] if model else [])]
         self.process = hosts.lab.popen(0, words, stdout=subprocess.PIPE, text=True)
         self.text = ""
         self.tokens = 0

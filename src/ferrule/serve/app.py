@@ -24,7 +24,7 @@ from ferrule.serve.keys.keyring import Keyring
 from ferrule.serve.models import Aliases, Models, OneModel
 from ferrule.serve.models.leases import Leases
 from ferrule.serve.models.many import ManyModels
-from ferrule.serve.models.offer import state_of
+from ferrule.serve.models.offer import state_of, together
 from ferrule.serve.ollama import routes as ollama_routes
 from ferrule.serve.openai import routes as openai_routes
 from ferrule.serve.openai.objects import HealthBody, ManyHealthBody, ModelHealth
@@ -126,10 +126,8 @@ def many_health(models: ManyModels, shown: Collection[str]) -> Response:
             health.error,
             health.note,
         )
-    first = next(iter(states))
-    status = states[first].status
-    if status in ("unloaded", "loading") or any(each.status == "ok" for each in states.values()):
-        status = "ok"
+    status = together([state_of(engine) for _, engine in models.states()])
+    status = "ok" if status == "ready" else status
     told = {name: each for name, each in states.items() if name in shown}
     return respond(ManyHealthBody(status, told, next(iter(told), UNSET)), 200 if status == "ok" else 503)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 
 from ferrule.engine import Engine
-from ferrule.errors import ConfigError, FerruleError, ModelUnavailable
+from ferrule.errors import FerruleError, ModelUnavailable
 from ferrule.serve.answer.sending import shutting_down
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
 from ferrule.serve.models.leases import until_answered
 from ferrule.serve.models.memory import Held, NoRoomError, Room
-from ferrule.serve.models.names import Aliases, names_of, not_served
+from ferrule.serve.models.names import Aliases, check_names, names_of, not_served
 from ferrule.serve.models.offer import Offer
 from ferrule.serve.models.slot import Slot
 
@@ -54,9 +54,7 @@ class ManyModels:
         self._released = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        names = [offer.name for offer in offers]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"two models are called {twice!r}; give them names of their own in a file for --models")
+        check_names([offer.name for offer in offers])
         self._aliases.check(self.cards())
 
     async def start(self) -> None:

@@ -1,0 +1,68 @@
+"""Several models behind one address of a cluster, as a user has them, in hosts of a lab."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ferrule.lab import Lab, pair
+from lab_hosts import Hosts, Stream, token_in
+
+MODELS = """
+[models.one]
+model = "demo"
+tp = 2
+aliases = ["claude-*"]
+
+[models.two]
+model = "demo"
+tp = 2
+
+[models.three]
+model = "demo"
+tp = 1
+"""
+
+
+@pytest.mark.slow
+def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts: None, tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(MODELS)
+    with Lab(pair()) as lab:
+        hosts = Hosts(lab, tmp_path)
+
+        def answer(model: str) -> str:
+            return Stream(hosts, 100, model).rest()
+
+        def states() -> dict[str, tuple[str, tuple[str, ...]]]:
+            (row,) = hosts.models(0)
+            assert row.state == "ready"
+            return {each.name: (each.state, each.hosts) for each in row.models}
+
+        token = token_in(hosts.run(0, "up", "--no-mdns"))
+        hosts.run(1, "up", "--no-mdns", "--join", token)
+        options = ("--memory-limit", "700MiB", "--max-context", "256", "--threads", "1", "--no-standby")
+        shown = hosts.run(0, "serve", "--models", str(file), *options, timeout=180)
+        assert "ferrule stop models" in shown
+        both = ("host0", "host1")
+        unloaded = ("unloaded", ())
+        assert states() == {"one": ("ready", both), "two": unloaded, "three": unloaded}
+
+        undisturbed = answer("claude-opus-4")
+        assert answer("two") == undisturbed
+        assert answer("three") == undisturbed
+        # Ranks of two models fit on a host, and "one" was used least recently.
+        hosts.until(lambda: states() == {"one": unloaded, "two": ("ready", both), "three": ("ready", ("host0",))})
+
+        stream = Stream(hosts, 100, "two")
+        stream.read(20)
+        assert hosts.kill(1, "engine.rank.worker") == 1
+        assert stream.rest() == undisturbed
+
+        (told,) = json.loads(hosts.run(1, "models", "--json"))
+        assert [(each["name"], each["recoveries"]) for each in told["models"]] == [("one", 0), ("two", 1), ("three", 0)]
+        assert "  two " in hosts.run(0, "models")
+        hosts.run(0, "stop", "models")
+        assert hosts.models(0) == []
