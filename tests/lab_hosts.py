@@ -29,13 +29,15 @@ class Hosts:
         self.lab, self.folder = lab, folder
 
     def run(self, host, *words, code=0, timeout=SECONDS):
-        env = {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200", "FERRULE_MOVE_BACK": "2"}
         with self.lab.popen(
-            host, [*FERRULE, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            host, [*FERRULE, *words], env=self.env(host), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             out, err = process.communicate(timeout=timeout)
         assert process.returncode == code, (words, out, err)
         return out if code == 0 else err
+
+    def env(self, host):
+        return {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200", "FERRULE_MOVE_BACK": "2"}
 
     def states(self, host, cluster="ferrule"):
         """By the agent's socket, which is a file: the command takes a second."""

@@ -11,7 +11,7 @@ from functools import partial
 
 from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
 from ferrule.agent.placement.devices import HostDevices, probe_of
-from ferrule.agent.placement.ranks import ClusterStarter
+from ferrule.agent.placement.ranks import ClusterStarter, FileSource
 from ferrule.agent.placement.shared import Part, SharedMemory, lacking, parts_of
 from ferrule.agent.placement.standby import ClusterStandby
 from ferrule.cluster.client import ask_all, ask_here
@@ -95,6 +95,8 @@ class ClusterPlanner:
         self._returns = DeviceReturns(self._lost, self._probe, self._steady)
         self._up: Sequence[Member] = ()
         self._running_on = options.device
+        self._source: FileSource | None = None
+        """This host, once it is known."""
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
@@ -214,7 +216,7 @@ class ClusterPlanner:
         threads = rank_threads([member.host for member in ranks], cores)
         if self._options.threads is not None:
             threads = [self._options.threads] * len(ranks)
-        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
+        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads), self._source)
         self._placements[starter, placed.plan] = placed
         options = replace(options, plan=placed.plan)
         if placed.devices:
@@ -255,6 +257,8 @@ class ClusterPlanner:
         does, or one that was named has no engine."""
         status = await ask_here(self._home, GetStatus())
         known = {member.host: member for member in status.hosts}
+        if self._source is None and not known[status.host].install_engine:
+            self._source = FileSource(self._home, known[status.host])
         strange = set(self._wanted) - {member.name for member in known.values()}
         if strange:
             names = ", ".join(sorted(member.name for member in known.values()))
