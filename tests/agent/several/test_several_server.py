@@ -70,7 +70,10 @@ class Hosts:
             planner.about = lambda model: planner
             return planner
 
-        patch.setattr(several, "prepare", lambda options: PREPARED)
+        async def prepared(options: object, on_progress: object) -> Any:
+            return PREPARED
+
+        patch.setattr(several, "prepared", prepared)
         patch.setattr(several, "planner_of", planner_of)
         patch.setattr(several, "ModelServer", Loading)
 

@@ -12,7 +12,8 @@ from ferrule.cluster.desired import DesiredModel, OfferedModel
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.reports import OfferedState, ServerState
 from ferrule.engine import Engine
-from ferrule.engine.host.prepare import in_background, prepare
+from ferrule.engine.host.prepare import prepared
+from ferrule.engine.types import Progress
 from ferrule.serve.models import Aliases
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.models.memory import Held, movable
@@ -78,7 +79,7 @@ class SeveralServer(AddressServer[ManyModels]):
         desired = self._desired.only(one)
         options = options_of(desired, one.name)
         memory = SharedMemory(one.name, self._loaded, self._desired.memory_limit, standby=options.standby)
-        model = await in_background(lambda: prepare(options))
+        model = await prepared(options, on_progress=lambda each: self._heard(one.name, each))
 
         async def load() -> Engine:
             server = self._servers[one.name] = ModelServer(self._home, one.name, desired, memory)
@@ -87,6 +88,9 @@ class SeveralServer(AddressServer[ManyModels]):
         self._planners[one.name] = lambda: planner_of(self._home, one.name, desired, memory).about(model)
         need = Need.of(options, model, options.max_context or model.spec.max_context)
         return Offer(Unloaded.of(options, model), load, need, one.pin, one.ttl, one.preload, one.tool_parser)
+
+    def _heard(self, name: str, progress: Progress) -> None:
+        self._detail = f"{name}: {progress.phase} ({progress.done / max(1, progress.total):.0%})"
 
     def _running(self) -> dict[str, ModelServer]:
         """Servers of the models that are in memory."""

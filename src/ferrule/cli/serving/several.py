@@ -99,7 +99,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
     from ferrule.engine import EngineOptions, start
     from ferrule.engine.device_names import CPU
     from ferrule.engine.host.local_ranks import LocalPlanner
-    from ferrule.engine.host.prepare import in_background, prepare
+    from ferrule.engine.host.prepare import prepared
     from ferrule.engine.options import parse_adapters
     from ferrule.serve.models.offer import Need, Offer, Unloaded
 
@@ -124,7 +124,8 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         with Loading(console) as loading:
             return await start(options, loading, planner=planner.about, choose_plan=place.plan)
 
-    model = await in_background(lambda: prepare(options, place.plan))
+    with Loading(console) as downloading:
+        model = await prepared(options, place.plan, downloading)
     return Offer(
         Unloaded.of(options, model),
         load,
