@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine, byte_level, demo_spec, tensor_plan
 
 from ferrule.engine import SamplingParams
-from ferrule.errors import ConfigError, EngineError
+from ferrule.errors import ConfigError, EngineError, ModelUnavailable
 from ferrule.serve.app import create_app
 from ferrule.serve.keys.record import ApiKey, add_key, digest_of, new_key
 from ferrule.serve.models import Aliases
@@ -38,9 +38,12 @@ class Fleet:
         self.free = free
         sizes = {"acme/a": 2, "acme/b": 2, "acme/c": 3}
         offers = [self._offer(name, size * GIB, **settings.get(name, {})) for name, size in sizes.items()]
+        self.room = Memory(
+            limit, lambda: self.free - sum(sizes[each] * GIB for each in sizes if each[-1] in self.loaded)
+        )
         self.models = ManyModels(
             offers,
-            Memory(limit, lambda: self.free - sum(sizes[each] * GIB for each in sizes if each[-1] in self.loaded)),
+            self.room,
             clock=lambda: self.now,
             tell=self.told.append,
             **{"busy_seconds": 0.0, **options},
@@ -306,6 +309,30 @@ def test_a_model_that_has_failed_for_good_is_loaded_again() -> None:
         fleet.now += 10
         assert (await client.ask("a")).status_code == 200
         assert len(fleet.engines) == 2
+
+    with_fleet(work)
+
+
+def test_a_model_that_waits_for_memory_gets_that_of_models_used_before() -> None:
+    async def work(client: Client) -> None:
+        fleet = client.fleet
+        for at, name in enumerate(("b", "a"), 11):
+            fleet.now = at
+            assert (await client.ask(name)).status_code == 200
+        fleet.engine("acme/b").away = ModelUnavailable("hosta cannot hold it")
+        fleet.room.limit = 3 * GIB  # as if a host were gone
+        await fleet.models.make_way()
+        assert fleet.loaded == ["a", "b"]  # a was used later
+        fleet.now += 1
+        assert (await client.message("b")) == (503, "hosta cannot hold it")
+        await fleet.models.make_way()
+        assert fleet.loaded == ["a", "b"]  # not looked at so soon again
+        fleet.now += 10
+        await fleet.models.make_way()
+        assert fleet.loaded == ["b"]
+        assert fleet.told[-1] == "acme/a is unloaded: acme/b needs its memory to come back"
+        fleet.engine("acme/b").away = None
+        assert (await client.ask("b")).status_code == 200
 
     with_fleet(work)
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ferrule.engine import Engine
 from ferrule.errors import FerruleError, ModelUnavailable
@@ -25,6 +26,8 @@ WAIT_SECONDS = 300.0
 BUSY_SECONDS = 30.0
 """Seconds that loading waits for the requests of models whose memory it needs."""
 EXPIRE_SECONDS = 1.0
+WAY_SECONDS = 10.0
+"""Between two looks at what could be unloaded for a model that waits for memory."""
 CLOSE_SECONDS = 5.0
 
 
@@ -48,7 +51,7 @@ class ManyModels:
         tell: Callable[[str], None] = log.info,
     ) -> None:
         self._slots = [Slot(offer, max_sequences, clock, self._idle) for offer in offers]
-        self._room, self._aliases, self._tell = room, aliases or Aliases(), tell
+        self._room, self._aliases, self._tell, self._clock = room, aliases or Aliases(), tell, clock
         self._wait_seconds, self._busy_seconds = wait_seconds, busy_seconds
         self._turn = asyncio.Lock()
         self._released = asyncio.Event()
@@ -110,6 +113,31 @@ class ManyModels:
                     if slot.expired:
                         self._tell(f"{slot.offer.name} is unloaded: not used any more")
                         await self._unload(slot)
+
+    async def make_way(self) -> None:
+        """Unload models for one that was used later, has lost its place (a host, say), and waits for memory."""
+        for slot in self._slots:
+            if slot.waits and self._clock() >= slot.looked + WAY_SECONDS:
+                slot.looked = self._clock()
+                try:
+                    async with self._turn:
+                        await self._make_way(slot)
+                except FerruleError as error:
+                    log.warning("nothing is unloaded for %s, which waits for memory: %s", slot.offer.name, error)
+
+    async def _make_way(self, slot: Slot) -> None:
+        name, need = slot.offer.name, slot.offer.need
+        while slot.waits:
+            others = [each for each in self._held() if each.name != name]
+            if await self._room.shortage(name, need, others) is None:
+                return  # it will see so by itself
+            later = [each.name for each in others if each.last_used >= slot.last_used]
+            held = [replace(each, stays="used later") if each.name in later else each for each in others]
+            first = await self._room.first_out(name, need, held)
+            if first is None or self._is_busy(first):
+                return
+            self._tell(f"{first.name} is unloaded: {name} needs its memory to come back")
+            await self._unload(self._slot(first.name))
 
     def _find(self, name: str | None) -> tuple[Slot, int]:
         """The model of this name, and which of its services. Raises `ApiError` 404."""
@@ -238,6 +266,7 @@ class ManyModels:
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
             await self.expire()
+            await self.make_way()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
