@@ -72,12 +72,15 @@ def test_each_replica_is_placed_on_hosts_of_its_own_and_told_of(tmp_path, monkey
     async def measure(engine):
         return 0.1
 
-    monkeypatch.setattr(model_server, "prepare", lambda options: SimpleNamespace(spec="spec"))
+    async def prepared(options, on_progress):
+        return SimpleNamespace(spec="spec")
+
+    monkeypatch.setattr(model_server, "prepared", prepared)
     monkeypatch.setattr(model_server, "replica_hosts", groups)
     monkeypatch.setattr(model_server, "start_replicas_apart", start)
     monkeypatch.setattr(model_server, "measure_speed", measure)
     server = ModelServer(home, "demo", desired(home.settings.host, replicas=2, hosts=("a", "b", "c")))
-    asyncio.run(server._load())
+    asyncio.run(server.load())
     assert len(begun) == 2
     assert [planner._wanted for planner in server._planners] == [("a", "b"), ("c",)]
     assert [planner._beside for planner in server._planners] == [{"c"}, {"a", "b"}]

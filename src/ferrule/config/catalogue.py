@@ -38,7 +38,7 @@ SETTINGS: Final = (
     Setting("serve.ssl_keyfile", "FERRULE_SSL_KEYFILE", (str,), "in the certificate's file", "its private key"),
     Setting("serve.plain_http", "FERRULE_PLAIN_HTTP", (bool,), "false", "let `serve` do without TLS beyond loopback"),
     Setting("serve.allow_origins", "FERRULE_ALLOW_ORIGINS", (list,), "none", "web pages that may use `serve` (CORS)"),
-    Setting("serve.memory_limit", "FERRULE_MEMORY_LIMIT", (int, str), "none", "memory of several models, as 48GiB"),
+    Setting("serve.memory_limit", "FERRULE_MEMORY_LIMIT", (int, str), "none", "several models' memory, as 48GiB"),
     Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
     Setting("serve.graphs", "FERRULE_GRAPHS", (bool,), "true", "capture steps on devices that can"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),

@@ -169,7 +169,9 @@ def serve(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            envvar="FERRULE_MEMORY_LIMIT", metavar="SIZE", help="Of several models: memory for all, such as 48GiB."
+            envvar="FERRULE_MEMORY_LIMIT",
+            metavar="SIZE",
+            help="Of several models: memory for all, such as 48GiB; in a cluster on each device.",
         ),
     ] = None,
 ) -> None:
@@ -181,9 +183,11 @@ def serve(
     """
     given = model or []
     several: list[Wanted] = []
+    home = None if here else running_cluster()
     if len(given) > 1 or models is not None:
-        one = {"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts}
-        refuse_for_several(one | {"--replicas": replicas})
+        refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
+        if home is None:
+            refuse_for_several({"--name": name, "--hosts": hosts})
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
@@ -207,20 +211,20 @@ def serve(
     console = Console()
     if tls is not None and tls_self:
         console.print(f"certificate {tls.chain}, SHA-256 {tls.fingerprint}", highlight=False, soft_wrap=True)
-    home = None if here else running_cluster()
-    if home is not None and (several or alias):
-        raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
     origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
-        from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
+        require("serve", "ferrule serve")
+        from ferrule.cli.cluster.models import cluster_hosts, offered, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
+        from ferrule.serve.models import Aliases
+        from ferrule.serve.tools.families import check_parser
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
         if request_log == "-":
             raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
-        if tool_parser != "auto":
-            raise ConfigError("models of a cluster choose --tool-parser by themselves: leave it out, or serve --here")
+        check_parser(tool_parser)
+        Aliases.parse(alias or ())
         if not is_loopback(host) and tls is None and not plain_http:
             from ferrule.serve.http.listener import in_the_clear
 
@@ -253,6 +257,10 @@ def serve(
             plan=None if saved is None else saved.to_json(),
             adapters=tuple(f"{each.name}={each.path}" for each in adapters),
             replicas=copies,
+            tool_parser=tool_parser,
+            aliases=tuple(alias or ()),
+            models=offered(several),
+            memory_limit=limit,
         )
         serve_on_cluster(console, home, name, port, desired)
         return

@@ -15,7 +15,7 @@ import numpy as np
 from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
-from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
+from ferrule.engine.host.prepare import PlanChoice, PreparedModel, prepared
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
@@ -346,7 +346,7 @@ async def start(
     `ModelError`, `PlanError` or `ConfigError` before any process is started where the files or the split are at fault,
     `EngineError` where a rank fails.
     """
-    model = await in_background(lambda: prepare(options, choose_plan))
+    model = await prepared(options, choose_plan, on_progress)
     place = planner(model) if planner else LocalPlanner(lab, standby=options.standby).about(model)
     engine = LocalEngine(options, model, place)
     try:

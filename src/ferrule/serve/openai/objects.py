@@ -192,11 +192,11 @@ class ModelHealth(msgspec.Struct, omit_defaults=True):
 
 
 class ManyHealthBody(msgspec.Struct):
-    """``model``: that of requests which name none."""
+    """``models``: those that the caller may use; ``model``: of these that of requests which name none."""
 
     status: str
-    model: str
     models: dict[str, ModelHealth]
+    model: str | UnsetType = UNSET
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
