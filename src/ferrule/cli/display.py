@@ -84,6 +84,8 @@ def show_ready(
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
+    for reason in sorted({info.unshared for info in engine.ranks if info.unshared}):
+        told.append(Text(f"no prefix cache: {reason} cannot share what was computed of a prompt"))
     console.print(Panel(Group(title, how, plan_table(plan, engine.ranks), *told), title="ferrule", expand=False))
     show_curl(console, url, engine, with_key=with_key, tls=tls)
 

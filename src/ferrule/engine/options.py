@@ -66,7 +66,8 @@ class EngineOptions:
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
     ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
-    adapters that requests may name."""
+    adapters that requests may name. ``prefix_cache``: what was computed of a prompt is kept for those that begin alike,
+    and, where ``prefix_disk`` is not 0, in so many bytes of each rank's disk."""
 
     model: str
     tensor: int = 1
@@ -84,6 +85,8 @@ class EngineOptions:
     device: str = CPU
     graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
+    prefix_cache: bool = True
+    prefix_disk: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -101,14 +104,16 @@ class EngineOptions:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, not {value}")
+        if self.prefix_disk and not self.prefix_cache:
+            raise ConfigError("--prefix-cache-disk is of no use with --no-prefix-cache; leave one of them out")
 
 
 @dataclass(frozen=True)
 class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
-    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights`` and
-    ``graphs``: as in `EngineOptions`. ``adapters``: with their directories and identities.
+    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
+    ``prefix_cache`` and ``prefix_disk``: as in `EngineOptions`. ``adapters``: with their directories and identities.
     """
 
     directory: str
@@ -127,6 +132,8 @@ class RankOptions:
     weights: str | None = None
     graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
+    prefix_cache: bool = True
+    prefix_disk: int = 0
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -121,6 +121,7 @@ def many_health(models: ManyModels) -> Response:
             offer.pin,
             health.error,
             health.note,
+            health.prefix,
         )
     first = next(iter(states))
     status = states[first].status
@@ -143,5 +144,6 @@ def health_response(engine: Engine) -> Response:
         health.last_recovery,
         health.error,
         health.note,
+        health.prefix,
     )
     return respond(body, 200 if ready else 503)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
-    "graphs",
+    "graphs", "prefix_cache", "prefix_disk",
 )  # fmt: skip
 
 

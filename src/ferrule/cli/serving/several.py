@@ -60,6 +60,8 @@ def run_several(
     aliases: Aliases,
     self_test: bool,
     graphs: bool,
+    prefix_cache: bool,
+    prefix_disk: int,
     standby: bool,
     encrypt: bool | None,
     front: Front,
@@ -70,6 +72,7 @@ def run_several(
     from ferrule.serve.models.memory import Memory
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
+    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk}
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
