@@ -66,8 +66,9 @@ class EngineOptions:
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
     ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
-    adapters that requests may name. ``prefix_cache``: what was computed of a prompt is kept for those that begin alike,
-    and, where ``prefix_disk`` is not 0, in so many bytes of each rank's disk."""
+    adapters that requests may name. ``prefix_cache``: what was computed of a prompt is kept for those that begin alike:
+    of sequences that have ended at most ``prefix_tokens`` (None: as many as the caches have room for), and, where
+    ``prefix_disk`` is not 0, in so many bytes of each rank's disk."""
 
     model: str
     tensor: int = 1
@@ -86,6 +87,7 @@ class EngineOptions:
     graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
     prefix_cache: bool = True
+    prefix_tokens: int | None = None
     prefix_disk: int = 0
 
     def __post_init__(self) -> None:
@@ -113,7 +115,7 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``prefix_cache`` and ``prefix_disk``: as in `EngineOptions`. ``adapters``: with their directories and identities.
+    ``prefix_…``: as in `EngineOptions`. ``adapters``: with their directories and identities.
     """
 
     directory: str
@@ -133,6 +135,7 @@ class RankOptions:
     graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
     prefix_cache: bool = True
+    prefix_tokens: int | None = None
     prefix_disk: int = 0
 
     def to_json(self) -> str:

@@ -124,6 +124,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         weights=wanted.weights,
         device=wanted.device or CPU,
         adapters=parse_adapters(wanted.adapters),
+        prefix_tokens=wanted.max_context or CONTEXT,
         **common,
     )
     split = wanted.tp is not None or wanted.pp is not None

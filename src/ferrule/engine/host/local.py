@@ -97,6 +97,7 @@ class LocalEngine:
             graphs=options.graphs,
             adapters=model.adapters,
             prefix_cache=options.prefix_cache,
+            prefix_tokens=options.prefix_tokens,
             prefix_disk=options.prefix_disk,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)

@@ -102,6 +102,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_held_from_the_first_on(self) -> None:
         users = Counter(block.key for _, held in self.running.values() for block in held.blocks)
+        assert self.index._unused == sum(not block.users for block in self.index.blocks.values())
         for key, block in self.index.blocks.items():
             assert block.users == (0 if self.index.copies else users[key])
             assert block.parent is None or self.index.blocks[block.parent.key] is block.parent
@@ -158,6 +159,18 @@ def test_what_was_used_least_lately_goes_first_and_last_blocks_before_those_they
     index.evict(1)
     assert set(index.blocks) == set(first[:2])
     assert not index.blocks.keys() & set(second)
+
+
+def test_no_more_is_kept_than_is_allowed_of_what_has_ended() -> None:
+    index = PrefixIndex(most=2 * BLOCK + 5)
+    keys = kept(index, 1, 1, 1, 1)
+    assert set(index.blocks) == set(keys[:2])
+    held = HeldBlocks(ROOT)
+    held.begin(index, keys)
+    kept(index, 2, 2)
+    assert len(index.blocks) == 4, "what runs does not count"
+    held.end(index)
+    assert set(index.blocks) == set(keys[:2])
 
 
 def test_what_can_be_read_soon_goes_before_what_must_be_computed() -> None:

@@ -93,17 +93,24 @@ class Orders:
 
 class PrefixIndex:
     """``copies``: ranks hold a block beside what sequences have, rather than share its memory, so that it is of no use
-    to a sequence once that has begun. ``stored``: keys of blocks that every rank has on disk, those used least lately
-    first, of at most ``disk``."""
+    to a sequence once that has begun. ``most``: tokens of blocks that no sequence has; None: no bound. ``stored``: keys
+    of blocks that every rank has on disk, those used least lately first, of at most ``disk``."""
 
     def __init__(
-        self, *, enabled: bool = True, copies: bool = False, disk: int = 0, stored: Iterable[bytes] = ()
+        self,
+        *,
+        enabled: bool = True,
+        copies: bool = False,
+        most: int | None = None,
+        disk: int = 0,
+        stored: Iterable[bytes] = (),
     ) -> None:
-        self.enabled, self.copies, self.disk = enabled, copies, disk
+        self.enabled, self.copies, self.most, self.disk = enabled, copies, most, disk
         self.costs = Costs()
         self.blocks: dict[bytes, Block] = {}
         self.stored: OrderedDict[bytes, None] = OrderedDict.fromkeys(stored)
         self._numbers = self._tick = 0
+        self._unused = 0
         self._clock = 0.0
         self._leaves: list[tuple[tuple[float, int], bytes]] = []
         self._kept: list[Kept] = []
@@ -128,14 +135,16 @@ class PrefixIndex:
     def begin(self, blocks: Sequence[Block]) -> None:
         """A sequence starts with ``blocks``."""
         for block in blocks:
-            block.users += not self.copies
+            self._use(block, not self.copies)
         self._touch(blocks)
 
     def end(self, blocks: Sequence[Block]) -> None:
         """A sequence has ended, or is to be computed again."""
         for block in blocks:
-            block.users -= not self.copies
+            self._use(block, -(not self.copies))
         self._touch(blocks)
+        if self.most is not None:
+            self.evict(self._unused - self.most // BLOCK)
         for block in reversed(blocks):  # so that of a chain the last ones are forgotten first
             if block.key in self.stored:
                 self.stored.move_to_end(block.key)
@@ -215,13 +224,19 @@ class PrefixIndex:
 
     def _add(self, key: bytes, parent: Block | None, number: int | None = None) -> Block:
         block = self.blocks[key] = Block(self._number() if number is None else number, key, parent)
+        self._unused += 1
         if parent is not None:
             parent.children += 1
         return block
 
+    def _use(self, block: Block, change: int) -> None:
+        before, block.users = block.users, block.users + change
+        self._unused += (not block.users) - (not before)
+
     def _drop(self, block: Block) -> None:
         del self.blocks[block.key]
         block.kept = False
+        self._unused -= 1
         self._dropped.append(block.number)
         if block.parent is not None:
             block.parent.children -= 1

@@ -107,17 +107,18 @@ def open_index(
     """
     if shared is None or not options.prefix_cache:
         return PrefixIndex(enabled=False)
+    most_tokens = options.prefix_tokens
     if not options.prefix_disk:
-        return PrefixIndex(copies=copies)
+        return PrefixIndex(copies=copies, most=most_tokens)
     shared.files = _open(options, world.rank, shared.store.block_bytes, about)
-    most = options.prefix_disk // max(1, shared.store.block_bytes)
+    count = options.prefix_disk // max(1, shared.store.block_bytes)
     stored = [] if shared.files is None else [key.hex() for key in shared.files.found()[-_TOLD:]]
-    told = tell_all(world, (shared.files is not None, most, stored), STEP_TIMEOUT)
+    told = tell_all(world, (shared.files is not None, count, stored), STEP_TIMEOUT)
     if not all(open_ for open_, _, _ in told):
         if shared.files is not None:
             shared.files.close()
             shared.files = None
-        return PrefixIndex(copies=copies)
+        return PrefixIndex(copies=copies, most=most_tokens)
     common = set(stored).intersection(*(keys for _, _, keys in told))
     assert shared.files is not None  # all have
     for key in shared.files.found():
@@ -125,7 +126,7 @@ def open_index(
             shared.files.forget(key)
     of_driver = told[options.plan.driver][2]
     known = [bytes.fromhex(key) for key in of_driver if key in common]
-    return PrefixIndex(copies=copies, disk=min(most for _, most, _ in told), stored=known)
+    return PrefixIndex(copies=copies, most=most_tokens, disk=min(count for _, count, _ in told), stored=known)
 
 
 def _open(options: RankOptions, rank: int, block_bytes: int, about: str) -> BlockFiles | None:
