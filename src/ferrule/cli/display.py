@@ -85,6 +85,8 @@ def show_ready(
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
+    for reason in sorted({info.unshared for info in engine.ranks if info.unshared}):
+        told.append(Text(f"no prefix cache: {reason} cannot share what was computed of a prompt"))
     tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
     if len(tables) > 1:
         title.append(f", by {len(tables)} replicas")

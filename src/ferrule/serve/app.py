@@ -125,6 +125,7 @@ def many_health(models: ManyModels, shown: Collection[str]) -> Response:
             offer.pin,
             health.error,
             health.note,
+            health.prefix,
         )
     status = together([state_of(engine) for _, engine in models.states()])
     status = "ok" if status == "ready" else status
@@ -146,6 +147,7 @@ def health_response(engine: Engine) -> Response:
         health.last_recovery,
         health.error,
         health.note,
+        health.prefix,
         health.replicas,
     )
     return respond(body, 200 if ready else 503)

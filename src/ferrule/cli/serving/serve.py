@@ -21,13 +21,15 @@ from ferrule.cli.serving.model import (
     Graphs,
     MaxContext,
     Pp,
+    PrefixCache,
+    PrefixDisk,
     SelfTest,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
@@ -129,6 +131,8 @@ def serve(
     threads: Threads = None,
     self_test: SelfTest = True,
     graphs: Graphs = True,
+    prefix_cache: PrefixCache = True,
+    prefix_cache_disk: PrefixDisk = None,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -191,6 +195,7 @@ def serve(
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
+    prefix_disk = prefix_disk_of(prefix_cache_disk)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -252,6 +257,8 @@ def serve(
             threads=threads,
             self_test=self_test,
             graphs=graphs,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -306,6 +313,8 @@ def serve(
                 aliases=aliases,
                 self_test=self_test,
                 graphs=graphs,
+                prefix_cache=prefix_cache,
+                prefix_disk=prefix_disk,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -320,6 +329,8 @@ def serve(
             threads=threads,
             self_test=self_test,
             graphs=graphs,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             name=name,
             standby=standby,
             encrypt=encrypt,

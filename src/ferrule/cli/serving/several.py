@@ -58,6 +58,8 @@ def run_several(
     aliases: Aliases,
     self_test: bool,
     graphs: bool,
+    prefix_cache: bool,
+    prefix_disk: int,
     standby: bool,
     encrypt: bool | None,
     front: Front,
@@ -67,6 +69,7 @@ def run_several(
     from ferrule.serve.models.memory import Memory
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
+    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk}
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
@@ -114,6 +117,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         weights=wanted.weights,
         device=wanted.device or CPU,
         adapters=parse_adapters(wanted.adapters),
+        prefix_tokens=wanted.max_context or CONTEXT,
         **common,
     )
     split = wanted.tp is not None or wanted.pp is not None
