@@ -2,6 +2,7 @@
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, PairSpec, RailSpec, read_cluster
 from ferrule.plan.cost import predict, predicted
+from ferrule.plan.kernels import Kernels
 from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, split_advice, times_as_fast
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan
 from ferrule.plan.prediction import Candidate, Prediction, Term
@@ -17,6 +18,7 @@ __all__ = [
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
+    "Kernels",
     "Objective",
     "PairSpec",
     "Plan",

@@ -199,13 +199,13 @@ def _show(
         print_json(answer_json(question, answers, shown, best, found, changes, sentence, steps))
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
-    _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
+    _print(*text.obstacles(question, shown), "", *text.reasons(question, best, found, changes, sentence))
     _print("", text.memory_table(question, best))
     if explain:
         _print("", *text.terms_tables(best))
     for each in steps:
         _print("", *step.step_text(each))
-    _print("", *text.warnings(question), *text.notes(question, answers))
+    _print("", *text.warnings(question, best), *text.notes(question, answers))
 
 
 def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:

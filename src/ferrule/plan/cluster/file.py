@@ -45,7 +45,7 @@ _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
 _NEEDED = ("memory", "memory_bandwidth", "flops")
 """Of a device that is no known machine."""
-_OF_HOSTS = ("host", "device")
+_OF_HOSTS = ("host", "device", "maker")
 """Fields of `Device` that are left out where nothing is known of them."""
 _NOT_OF_SPEC = ("count", "machine")
 """Fields of `Device` that `DeviceSpec` has not."""

@@ -9,7 +9,7 @@ from itertools import combinations
 from ferrule.errors import PlanError
 from ferrule.hardware import CableProfile, Figure, LabProfile, Machine, find_lab
 from ferrule.lab import Shaping
-from ferrule.plan.cluster.spec import ACHIEVED, LAUNCH_SECONDS, ClusterSpec, DeviceSpec, PairSpec, RailSpec
+from ferrule.plan.cluster.spec import ACHIEVED, ClusterSpec, DeviceSpec, PairSpec, RailSpec
 
 LEAST_RESERVE = 1 << 30
 RESERVED_PART = 32
@@ -61,7 +61,7 @@ def device_of(machine: Machine, name: str) -> DeviceSpec:
         machine.memory_bandwidth.value * ACHIEVED,
         {dtype: figure.value for dtype, figure in machine.flops.items()},
         kind=machine.name,
-        launch_seconds=LAUNCH_SECONDS if machine.launch is None else machine.launch.value,
+        maker=machine.maker,
         disk_read=_value(machine.disk_read),
         watts_idle=_value(machine.watts_idle),
         watts_busy=_value(machine.watts_busy),
