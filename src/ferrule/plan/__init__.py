@@ -9,12 +9,13 @@ from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
 from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, Runtime
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
-from ferrule.plan.search import SearchResult, best_plan, search
+from ferrule.plan.search import Apart, SearchResult, best_plan, search, search_apart
 
 __all__ = [
     "BUILT_IN_ENGINE",
     "CAPTURED_SHARE",
     "RUNTIMES",
+    "Apart",
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
@@ -43,6 +44,7 @@ __all__ = [
     "read_plan",
     "require_room",
     "search",
+    "search_apart",
     "split_advice",
     "times_as_fast",
 ]

@@ -10,7 +10,18 @@ from rich.text import Text
 
 from ferrule.cli.output import new_table
 from ferrule.model import ModelSpec
-from ferrule.plan import BUILT_IN_ENGINE, Candidate, Objective, Plan, Prediction, Question, SearchResult, Stage, Term
+from ferrule.plan import (
+    BUILT_IN_ENGINE,
+    Apart,
+    Candidate,
+    Objective,
+    Plan,
+    Prediction,
+    Question,
+    SearchResult,
+    Stage,
+    Term,
+)
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.units import format_bytes, format_seconds
 
@@ -197,6 +208,17 @@ def reasons(
     yield Text(found.text + (f"; {_changed(question, first)}" if first else ""))
     for each in [change for change in changes if change is not first][:HELPED]:
         yield Text(_changed(question, each))
+
+
+def apart_line(question: Question, apart: Apart) -> Text:
+    """What prompts and tokens on machines of their own would do."""
+    prediction = apart.prediction
+    return Text(
+        f"prompts on {_joined(apart.prompts.devices)}, tokens on {_joined(apart.tokens.devices)}: first token after "
+        f"{format_seconds(prediction.ttft_seconds)}, {_rate(prediction.tokens_per_s)} tok/s"
+        + (f", {_rate(prediction.throughput)} of all sequences" if question.work.concurrency > 1 else "")
+        + ("; the built-in engine does not do this" if question.runtime is BUILT_IN_ENGINE else "")
+    )
 
 
 def _expected(question: Question, prediction: Prediction) -> str:
