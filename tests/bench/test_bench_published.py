@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from ferrule.bench.published import PublishedBench, bench_published
 from ferrule.bench.published.cross import COVERED, quantile
-from ferrule.bench.published.data import models, read_series
+from ferrule.bench.published.data import models, plan_of, read_series
 from ferrule.bench.published.fit import Linear, fit, seconds_of
+from ferrule.cli.bench.app import app
 from ferrule.hardware import shipped
-from ferrule.plan import RUNTIMES
+from ferrule.model import read_model
+from ferrule.plan import RUNTIMES, Question, Workload, predict
+from ferrule.plan.cluster.profile import cluster_from_profile
 from ferrule.plan.cost.interval import SPREADS
 
 
@@ -64,6 +70,37 @@ def test_rows_have_sources_and_models_the_size_that_their_cards_say() -> None:
             assert model["source"].startswith("https://")
             assert series.spec.parameters == pytest.approx(model["parameters"], rel=0.01)
     assert set(models()) <= {series.model for series in read_series()}
+
+
+def test_a_second_machine_gains_little_where_few_parameters_are_active() -> None:
+    """exo with RDMA, Qwen3-Coder-Next in 8 bits: 3 % slower on two machines below 8 K tokens, 6 % faster at 64 K."""
+    model, macs = read_model("qwen3-next-80b-a3b", weights="mlx-8bit"), cluster_from_profile("mac-four")
+    gains = []
+    for depth in (4096, 65536):
+        question = Question(model, macs, Workload(context=70000, depth=depth), runtime=RUNTIMES["mlx"])
+        one, two = (
+            predict(question, plan_of(model.layers, names, "tensor")) for names in (["mac-1"], ["mac-1", "mac-2"])
+        )
+        gains.append(two.tokens_per_s / one.tokens_per_s - 1)
+    assert gains == [pytest.approx(-0.03, abs=0.06), pytest.approx(0.06, abs=0.06)]
+    assert gains[0] < 0 < gains[1]
+
+
+def test_the_command_tells_what_was_not_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ferrule.bench.published.bench_published", bench)
+    file = tmp_path / "rows.json"
+    told = CliRunner().invoke(app, ["plan", "--json", str(file)], env={"COLUMNS": "120"})
+    assert told.exit_code == 0, told.output
+    assert "figures: mean absolute error" in told.output
+    assert "of families not seen" in told.output
+    assert "every order is right" in told.output
+    assert "not counted: GLM-5.1 MXFP4" in told.output
+    found = json.loads(file.read_text())
+    assert len(found["published"]) == len(bench().rows)
+    assert {row["family"] for row in found["published"]} >= {"deepseek_v3", "glm_moe_dsa", "qwen3_next", "qwen3_5"}
+    assert {"runtime": "mlx", "maker": "apple"}.items() <= next(
+        each for each in found["fitted"] if each["field"] == "reading" and each["runtime"] == "mlx"
+    ).items()
 
 
 def test_a_fit_finds_what_made_the_rows() -> None:

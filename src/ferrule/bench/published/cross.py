@@ -58,7 +58,8 @@ class PublishedRow:
 @dataclass(frozen=True)
 class PublishedBench:
     """``fitted``: the numbers, by all rows that count. ``spreads``: of log errors without the family, by case.
-    ``disagreements``: pairs of rows of one model on machines of one kind whose order is predicted wrongly, in words."""
+    ``disagreements``: pairs of rows of one model on machines of one kind whose order is predicted wrongly without
+    the family, in words."""
 
     rows: tuple[PublishedRow, ...]
     fitted: Mapping[Name, float]
@@ -179,6 +180,6 @@ def _disagreements(rows: Sequence[PublishedRow]) -> list[str]:
             continue
         if max(a.measured, b.measured) < SAME * min(a.measured, b.measured):
             continue
-        if (a.measured - b.measured) * (a.predicted - b.predicted) <= 0:
+        if (a.measured - b.measured) * (a.without_family - b.without_family) <= 0:
             wrong.append(f"{a.series.name}: {one.what} against {b.series.name}: {other.what}")
     return wrong

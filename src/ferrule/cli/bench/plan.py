@@ -140,4 +140,9 @@ def _json(published: PublishedBench, rows: list[PlannedRow]) -> str:
         }
         for row in published.rows
     ]
-    return json.dumps({"published": first, "lab": [asdict(row) for row in rows]}, indent=1) + "\n"
+    fitted = [
+        {"runtime": runtime, "maker": maker, "field": field, "value": float(f"{value:.3g}")}
+        for (runtime, maker, field), value in published.fitted.items()
+    ]
+    found = {"published": first, "fitted": fitted, "spreads": published.spreads, "lab": [asdict(row) for row in rows]}
+    return json.dumps(found, indent=1) + "\n"
