@@ -19,7 +19,7 @@ MEASURED = 0.2
 NEVER_MEASURED = 0.7
 """Of the built-in engine by published figures, a factor of two either way: a choice."""
 UNKNOWN_MAKER = 0.35
-"""Of an engine on devices of a maker on whose it was never measured: a choice, twice what other machines' are off."""
+"""Of an engine on devices of a maker that no row has of it, or that is not known: a choice."""
 UNKNOWN_FAMILY = 0.5
 """What is more where a family is not known: a choice."""
 
