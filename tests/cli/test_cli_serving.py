@@ -14,12 +14,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from fake_engine import TEXT, FakeEngine
 from running import running, until
+
+from ferrule.cli.display import speed_text
+from ferrule.engine.host.speed import Speed
+from ferrule.plan.prediction import Between
 
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE.parent / "serve"), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")])
@@ -253,3 +258,10 @@ def test_chat_on_a_terminal() -> None:
     assert "one<|end|><|assistant|>Yes indeed.<|end|><|user|>two" in asked[1]
     assert asked[2] == "<|user|>three<|end|><|assistant|>"
     assert engine.calls[1].ended == "cancelled"
+
+
+def test_a_speed_is_told_beside_what_was_expected() -> None:
+    assert speed_text(Speed(9.0)) == "9 tokens/s for one stream, measured just now"
+    found = Speed(9.0, 10.0, Between(8.2, 12.2))
+    assert speed_text(found).endswith("measured just now; the planner predicted 10 (8.2 to 12.2)")
+    assert speed_text(replace(found, guessed=True)).endswith("12.2), as of another family: this one is not known")

@@ -119,7 +119,9 @@ def speed_text(speed: Speed) -> str:
     measured = f"{speed.measured:.3g} tokens/s for one stream"
     if speed.predicted is None:
         return f"{measured}, measured just now"
-    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}"
+    between = "" if speed.between is None else f" ({speed.between.low:.3g} to {speed.between.high:.3g})"
+    guessed = ", as of another family: this one is not known" if speed.guessed else ""
+    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}{between}{guessed}"
 
 
 def base_url(host: str, port: int, tls: ServerTls | None = None) -> str:

@@ -11,9 +11,21 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from ferrule.model.spec import Counted
-from ferrule.plan import Candidate, DeviceSpec, Objective, PairSpec, Question, SearchResult, Stage, Term, Workload
-from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan import (
+    Apart,
+    Candidate,
+    DeviceSpec,
+    Objective,
+    PairSpec,
+    Question,
+    SearchResult,
+    Stage,
+    Term,
+    Workload,
+)
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.plan.explain.bottleneck import BottleneckKind, Timed
+from ferrule.plan.prediction import Between
 from ferrule.plan.replicas import Replicated
 from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
@@ -79,6 +91,9 @@ class CandidateJson(msgspec.Struct, frozen=True):
     concurrency: int
     step_seconds: float
     throughput: float
+    tokens_per_s_between: Between
+    ttft_seconds_between: Between
+    throughput_between: Between
     largest_context: int
     watts: float | None
     joules_per_token: float | None
@@ -102,6 +117,9 @@ class CandidateJson(msgspec.Struct, frozen=True):
             concurrency=prediction.concurrency,
             step_seconds=prediction.step_seconds,
             throughput=prediction.throughput,
+            tokens_per_s_between=prediction.tokens_between,
+            ttft_seconds_between=prediction.ttft_between,
+            throughput_between=prediction.throughput_between,
             largest_context=prediction.largest_context,
             watts=prediction.watts,
             joules_per_token=prediction.joules,
@@ -130,7 +148,8 @@ class QuestionJson(msgspec.Struct, frozen=True):
     cautions: tuple[str, ...]
 
     @classmethod
-    def of(cls, question: Question) -> QuestionJson:
+    def of(cls, question: Question, more: Sequence[str] = ()) -> QuestionJson:
+        """``more``: cautions beside those of the question."""
         model, cluster = question.model, question.cluster
         return QuestionJson(
             kind=KIND,
@@ -157,7 +176,7 @@ class QuestionJson(msgspec.Struct, frozen=True):
             work=question.work,
             objective=question.objective,
             runtime=question.runtime.name,
-            cautions=tuple(cautions(question)),
+            cautions=(*cautions(question), *more),
         )
 
 
@@ -199,6 +218,29 @@ def replicas_json(found: Replicated | None, verdict: str) -> ReplicasJson:
     return ReplicasJson(verdict, copies, found.throughput, found.tokens_per_s, found.ttft_seconds)
 
 
+class ApartJson(msgspec.Struct, frozen=True):
+    """Prompts and tokens on devices of their own, by stages."""
+
+    prompts: tuple[Stage, ...]
+    tokens: tuple[Stage, ...]
+    ttft_seconds: float
+    tokens_per_s: float
+    throughput: float
+    memory: tuple[MemoryJson, ...]
+
+    @classmethod
+    def of(cls, apart: Apart) -> ApartJson:
+        prediction = apart.prediction
+        return cls(
+            apart.prompts.stages,
+            apart.tokens.stages,
+            prediction.ttft_seconds,
+            prediction.tokens_per_s,
+            prediction.throughput,
+            tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
+        )
+
+
 class AnswerJson(QuestionJson, frozen=True):
     """Plans, the best first; which of them the engine can run ``best``; the best machine ``alone``; why, and what would
     help. ``steps``: only where they were asked for; ``replicas``: for ``throughput`` of several sequences."""
@@ -212,6 +254,7 @@ class AnswerJson(QuestionJson, frozen=True):
     bottleneck: BottleneckJson
     what_if: tuple[WhatIfJson, ...]
     steps: tuple[StepText, ...] | UnsetType = UNSET
+    apart: ApartJson | UnsetType = UNSET
     replicas: ReplicasJson | UnsetType = UNSET
 
 
@@ -249,10 +292,11 @@ def answer_json(
     changes: Sequence[WhatIf],
     verdict: str,
     steps: Sequence[StepText] = (),
+    apart: Apart | None = None,
     replicas: ReplicasJson | None = None,
 ) -> AnswerJson:
     return AnswerJson(
-        **asdict(QuestionJson.of(question)),
+        **asdict(QuestionJson.of(question, tight(best))),
         plans=tuple(map(CandidateJson.of, candidates)),
         best=candidates.index(best),
         exact=answers.exact,
@@ -262,6 +306,7 @@ def answer_json(
         bottleneck=BottleneckJson(**vars(found), text=found.text),
         what_if=tuple(WhatIfJson(each.text, each.before, each.after, question.aim.unit) for each in changes),
         steps=tuple(steps) or UNSET,
+        apart=UNSET if apart is None else ApartJson.of(apart),
         replicas=replicas or UNSET,
     )
 
