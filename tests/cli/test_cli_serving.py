@@ -16,11 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fake_engine import TEXT, FakeEngine
 from running import running, until
+from typer.testing import CliRunner
+
+from ferrule.cli.main import app
+from ferrule.cli.serving import generate
+from ferrule.engine.options import Adapter
 
 from ferrule.cli.display import speed_text
 from ferrule.engine.host.speed import Speed
@@ -208,6 +214,21 @@ def test_generate_prints_the_answer() -> None:
     )
     assert (done.returncode, done.stdout) == (0, "Say: The quick brown\n")
     assert "rank 0: load 2 MiB" in done.stderr
+
+
+def test_generate_answers_with_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    async def answer(options: Any, prompt: str, given: dict[str, Any], *_: Any, **__: Any) -> None:
+        seen.append((options.adapters, prompt, given))
+
+    monkeypatch.setattr(generate, "answer", answer)
+    done = CliRunner().invoke(app, ["generate", "demo", "Hi", "--adapter", f"poet={tmp_path}", "--seed", "3"])
+    assert done.exit_code == 0, done.output
+    assert seen == [((Adapter("poet", str(tmp_path)),), "Hi", {"seed": 3, "adapter": "poet"})]
+    refused = CliRunner().invoke(app, ["generate", "demo", "Hi", "--adapter", "poet"])
+    assert (refused.exit_code, len(seen)) == (2, 1)
+    assert "NAME=PATH" in refused.output
 
 
 def test_chat_on_a_terminal() -> None:

@@ -307,7 +307,7 @@ def test_serve_computes_where_the_plan_says(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "plan.json").write_text(told.stdout)
     seen = []
     monkeypatch.setattr("ferrule.engine.host.processes.expecting", lambda *_: nullcontext())
-    monkeypatch.setattr("ferrule.cli.serving.serve._run", lambda console, options, *_: seen.append(options.device))
+    monkeypatch.setattr("ferrule.cli.serving.serve.run_alone", lambda console, options, *_: seen.append(options.device))
     words = ["serve", "demo", "--plan", str(tmp_path / "plan.json"), "--port", "0", "--here"]
     for more in ([], ["--device", "cpu"]):
         done = CliRunner().invoke(app, [*words, *more], env=PLAIN)
@@ -323,7 +323,7 @@ def test_serve_plans_over_the_devices_that_are_allowed(monkeypatch: pytest.Monke
     monkeypatch.setattr("ferrule.engine.host.processes.expecting", lambda *_: nullcontext())
     monkeypatch.setattr("ferrule.plan.device.measure.recall_device", lambda **_: known[0])
     monkeypatch.setattr("ferrule.plan.cluster.devices_here", lambda unit, **_: cards)
-    monkeypatch.setattr("ferrule.cli.serving.serve._run", lambda *given: seen.append(given))
+    monkeypatch.setattr("ferrule.cli.serving.serve.run_alone", lambda *given: seen.append(given))
     model = read_model("demo")
 
     def serve(*words: str) -> tuple[Any, str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ferrule.cli import complete
+from ferrule.cli.serving.alone import choose, run_alone
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
-    DEMO,
     DEMO_RANKS,
     MODEL,
     Device,
@@ -39,15 +39,6 @@ from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ferrule.cli.serving.placing import Placing
-    from ferrule.engine import Engine, EngineOptions
-    from ferrule.engine.host.local_ranks import LocalPlanner
-    from ferrule.engine.host.speed import Speed
-    from ferrule.serve.models import Aliases
 
 DEFAULT_PORT = 8420
 
@@ -347,46 +338,4 @@ def serve(
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
-        _run(console, options, planner, place, front, tool_parser, aliases)
-
-
-def _run(
-    console: Console,
-    options: EngineOptions,
-    planner: LocalPlanner,
-    place: Placing,
-    front: Front,
-    tool_parser: str,
-    aliases: Aliases,
-) -> None:
-    """Until it is stopped."""
-    from ferrule.cli.display import Loading, show_ready
-    from ferrule.engine import start
-    from ferrule.engine.host.speed import speed_of
-
-    speed: Speed | None = None
-
-    async def load() -> Engine:
-        nonlocal speed
-        with Loading(console) as loading:
-            engine = await start(options, loading, planner=planner.about, choose_plan=place.plan)
-            speed = await speed_of(engine, None if place.machine is None else place.machine.device)
-            return engine
-
-    def ready(engine: Engine) -> None:
-        show_ready(console, engine, front.host, front.port, with_key=front.keyed, tls=front.tls, speed=speed)
-
-    front.run(load, ready, tool_parser=tool_parser, aliases=aliases)
-
-
-def choose(model: str | None, *, demo: bool) -> str:
-    """The one model that was asked for. Raises `ConfigError` for none and for two."""
-    if demo and model not in (None, DEMO):
-        raise ConfigError(f"--demo and {model}: serve one of them")
-    if demo:
-        return DEMO
-    if model is None:
-        raise ConfigError(
-            "no model is given; name a directory, a GGUF file or a hub id, or try the embedded one with --demo"
-        )
-    return model
+        run_alone(console, options, planner, place, front, tool_parser, aliases)
