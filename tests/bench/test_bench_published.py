@@ -39,6 +39,12 @@ def test_measurements_of_families_that_were_not_seen_are_predicted() -> None:
     assert len(bench().rows) - len(counted) <= 5
 
 
+def test_figures_that_were_looked_at_when_all_had_been_chosen_are_predicted_as_well() -> None:
+    assert len(bench().checked) >= 50
+    assert bench().checked_error <= 0.15
+    assert bench().checked_covered >= 0.8
+
+
 def test_the_planner_has_what_was_fitted() -> None:
     for (runtime, maker, field), value in bench().fitted.items():
         for known in [RUNTIMES[runtime]] if runtime else [RUNTIMES["mlx"], RUNTIMES["vllm"]]:
@@ -60,7 +66,8 @@ def test_a_row_is_the_same_sum_to_the_fit_as_to_the_planner() -> None:
 
 def test_rows_have_sources_and_models_the_size_that_their_cards_say() -> None:
     profiles = shipped()
-    for series in read_series():
+    every = (*read_series(), *read_series("check.toml"))
+    for series in every:
         assert series.url.startswith("https://")
         assert series.source
         assert series.spec.known_family
@@ -70,7 +77,7 @@ def test_rows_have_sources_and_models_the_size_that_their_cards_say() -> None:
             model = models()[series.model]
             assert model["source"].startswith("https://")
             assert series.spec.parameters == pytest.approx(model["parameters"], rel=0.01)
-    assert set(models()) <= {series.model for series in read_series()}
+    assert set(models()) <= {series.model for series in every}
 
 
 def test_a_second_machine_gains_little_where_few_parameters_are_active() -> None:

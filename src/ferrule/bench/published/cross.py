@@ -11,8 +11,10 @@ from itertools import combinations
 from ferrule.bench.published.data import Measurement, Series, host_names, plan_of, question_of, read_series
 from ferrule.bench.published.fit import Linear, Name, fit, linear, names_of, seconds_of, terms_of
 from ferrule.hardware import Profiles, shipped
+from ferrule.plan import Prediction
 from ferrule.plan.cost import predict
 from ferrule.plan.cost.interval import Case
+from ferrule.plan.prediction import Between
 
 COVERED = 0.85
 """Part of the left-out errors that a stated interval holds, so that of rows yet unseen 0.8 are within."""
@@ -56,15 +58,43 @@ class PublishedRow:
 
 
 @dataclass(frozen=True)
+class CheckedRow:
+    """As the planner predicts it, and within what."""
+
+    series: Series
+    measurement: Measurement
+    predicted: float
+    between: Between
+
+    @property
+    def error(self) -> float:
+        """In parts of what was measured."""
+        return self.predicted / self.measurement.tokens_per_s - 1
+
+    @property
+    def held(self) -> bool:
+        return self.between.low <= self.measurement.tokens_per_s <= self.between.high
+
+
+@dataclass(frozen=True)
 class PublishedBench:
     """``fitted``: the numbers, by all rows that count. ``spreads``: of log errors without the family, by case.
     ``disagreements``: pairs of rows of one model on machines of one kind whose order is predicted wrongly without
-    the family, in words."""
+    the family, in words. ``checked``: figures that were looked at when all had been chosen."""
 
     rows: tuple[PublishedRow, ...]
     fitted: Mapping[Name, float]
     spreads: Mapping[Case, float]
     disagreements: tuple[str, ...]
+    checked: tuple[CheckedRow, ...]
+
+    @property
+    def checked_error(self) -> float:
+        return sum(abs(row.error) for row in self.checked) / len(self.checked)
+
+    @property
+    def checked_covered(self) -> float:
+        return sum(row.held for row in self.checked) / len(self.checked)
 
     @property
     def counted(self) -> list[PublishedRow]:
@@ -96,10 +126,10 @@ class PublishedBench:
         return sum(abs(predicted(row) / row.measured - 1) for row in self.counted) / len(self.counted)
 
 
-def bench_published(series: Sequence[Series] | None = None) -> PublishedBench:
+def bench_published() -> PublishedBench:
     """Fit, predict and cross-validate all of them."""
     profiles = shipped()
-    every = [linear(one, row, profiles) for one in series or read_series() for row in one.rows]
+    every = [linear(one, row, profiles) for one in read_series() for row in one.rows]
     counted = [row for row in every if not row.row.doubtful]
     names = names_of(every)
     families = _left_out(every, counted, names, lambda row: row.series.family)
@@ -118,7 +148,7 @@ def bench_published(series: Sequence[Series] | None = None) -> PublishedBench:
             PublishedRow(
                 row.series,
                 row.row,
-                rate_of(row.series, row.row, profiles),
+                _rate(_predicted(row.series, row.row, profiles), row.row),
                 row.tokens / seconds_of(row, fitted),
                 rate,
                 row.tokens / machine,
@@ -136,12 +166,26 @@ def bench_published(series: Sequence[Series] | None = None) -> PublishedBench:
         )
         for case in sorted({case_of(row) for row in counted})
     }
-    return PublishedBench(tuple(rows), fitted, spreads, tuple(_disagreements(rows)))
+    return PublishedBench(tuple(rows), fitted, spreads, tuple(_disagreements(rows)), _checked(profiles))
 
 
-def rate_of(series: Series, row: Measurement, profiles: Profiles) -> float:
-    """Tokens per second as the planner predicts them."""
-    prediction = predict(question_of(series, row, profiles), plan_of(series.spec.layers, host_names(row), row.split))
+def _checked(profiles: Profiles) -> tuple[CheckedRow, ...]:
+    found = []
+    for series in read_series("check.toml"):
+        for row in series.rows:
+            prediction = _predicted(series, row, profiles)
+            rate, interval = _rate(prediction, row), prediction.interval
+            spread = interval.prompt if row.prefill else interval.token if row.concurrency == 1 else interval.step
+            found.append(CheckedRow(series, row, rate, Between.about(rate, spread)))
+    return tuple(found)
+
+
+def _predicted(series: Series, row: Measurement, profiles: Profiles) -> Prediction:
+    return predict(question_of(series, row, profiles), plan_of(series.spec.layers, host_names(row), row.split))
+
+
+def _rate(prediction: Prediction, row: Measurement) -> float:
+    """Tokens per second."""
     tokens = row.prompt if row.prefill else row.concurrency
     return tokens / sum(term.seconds for term in terms_of(prediction, row))
 

@@ -74,8 +74,9 @@ def _spec(model: str, weights: str | None) -> ModelSpec:
     return spec_of_config(model, config["config"], weights=weights)
 
 
-def read_series() -> tuple[Series, ...]:
-    return msgspec.convert(_toml("rows.toml")["series"], tuple[Series, ...])
+def read_series(file: Literal["rows.toml", "check.toml"] = "rows.toml") -> tuple[Series, ...]:
+    """Those that are fitted, or those that were looked at when all had been chosen."""
+    return msgspec.convert(_toml(file)["series"], tuple[Series, ...])
 
 
 @cache

@@ -84,6 +84,13 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
         f"what was fitted; {bench.covered:.0%} within what was expected; {order}",
         highlight=False,
     )
+    worst = max(bench.checked, key=lambda row: abs(row.error))
+    console.print(
+        f"{len(bench.checked)} more that were looked at when all had been chosen: mean absolute error "
+        f"{bench.checked_error:.1%}, {bench.checked_covered:.0%} within what was expected; worst {worst.error:+.0%}, "
+        f"{worst.series.name}: {worst.measurement.what}",
+        highlight=False,
+    )
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
@@ -140,9 +147,27 @@ def _json(published: PublishedBench, rows: list[PlannedRow]) -> str:
         }
         for row in published.rows
     ]
+    checked = [
+        {
+            "series": row.series.name,
+            "url": row.series.url,
+            **msgspec.structs.asdict(row.measurement),
+            "measured": row.measurement.tokens_per_s,
+            "predicted": round(row.predicted, 3),
+            "low": round(row.between.low, 3),
+            "high": round(row.between.high, 3),
+        }
+        for row in published.checked
+    ]
     fitted = [
         {"runtime": runtime, "maker": maker, "field": field, "value": float(f"{value:.3g}")}
         for (runtime, maker, field), value in published.fitted.items()
     ]
-    found = {"published": first, "fitted": fitted, "spreads": published.spreads, "lab": [asdict(row) for row in rows]}
+    found = {
+        "published": first,
+        "checked": checked,
+        "fitted": fitted,
+        "spreads": published.spreads,
+        "lab": [asdict(row) for row in rows],
+    }
     return json.dumps(found, indent=1) + "\n"
