@@ -14,7 +14,6 @@ import time
 from collections import deque
 from dataclasses import replace
 
-import torch
 import transformers
 from torch import Tensor
 
@@ -35,7 +34,6 @@ from ferrule.engine.messages import (
     NewToken,
     Ready,
     Refused,
-    Scores,
     Tokens,
 )
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
@@ -48,7 +46,7 @@ from ferrule.engine.rank.pooling import Pools
 from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
-from ferrule.engine.rank.sampling.scoring import rows_at_once, scored
+from ferrule.engine.rank.sampling.scoring import rows_at_once, score_batch
 from ferrule.engine.rank.scheduler import Limits, Scheduler, Sequence
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
@@ -242,6 +240,8 @@ class Driver:
                 self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
         elif not busy:
             self._idle()
+        if not self.scheduler.by_identity:  # else the next step says so at once
+            self._report_load()
 
     def _announce(self, batch: Batch) -> None:
         announce(self.runner.world, self.runner.plan.driver, batch)
@@ -347,22 +347,11 @@ class Driver:
     def _score(self, batch: Batch, logits: Tensor) -> Tensor:
         """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
         sequences that want a token."""
-        found: list[Scores] = []
-        kept, end = [], 0
-        for span in batch.spans:
-            first, end = end, end + span.rows
-            if span.sample:
-                kept.append(end - 1)
-            sequence = self.scheduler.by_identity[span.sequence]
-            count = min(sequence.prompt - 1, span.seen + span.tokens) - sequence.scored
-            if span.scored and count > 0 and not sequence.cancelled:
-                rows = logits[first + sequence.scored - span.seen :][:count]
-                found.append(Scores(span.sequence, sequence.scored, scored(self.runner.device, rows, sequence)))
-                sequence.scored += count
+        found, chosen = score_batch(self.runner.device, batch, logits, self.scheduler.by_identity)
         self.runner.world.check()
         for each in found:
             self.control.send(each)
-        return logits.index_select(0, self.runner.device.upload(torch.tensor(kept, dtype=torch.long)))
+        return chosen
 
     def _go_on(self, batch: Batch, choices: Choices) -> None:
         """Have the step after ``batch`` computed with the tokens as they lie on the device, where they decide nothing

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plugged import plug_in
 from prefix_ranks import CONTEXT, add, answers, prompt
 from tiny_adapters import make_adapter
@@ -90,6 +93,44 @@ def test_in_a_small_cache_blocks_give_way(runner: Any, tmp_path: Path) -> None:
     assert held <= CONTEXT
     assert held or prefixes.copies, "which take room beside what runs"
     assert prefixes.evict(99) * BLOCK == held, "nothing runs, so that all can go"
+
+
+ORDERS = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, BLOCK, 70, 2 * BLOCK, 132]), st.integers(0, 2), st.integers(1, 40)),
+        min_size=1,
+        max_size=4,
+    ),
+    min_size=2,
+    max_size=4,
+)
+"""Turns of requests: tokens of `BEGINNING`, which tokens follow, and how many of an answer."""
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(ORDERS, st.sampled_from([(1, 1), (2, 1), (1, 2)]), st.sampled_from([CONTEXT, 2 * CONTEXT]), st.booleans())
+def test_any_schedule_gives_what_it_gives_without(
+    orders: list[list[tuple[int, int, int]]], split: tuple[int, int], room: int, cancelled: bool
+) -> None:
+    steps: list[Any] = []
+    for turn in orders:
+        first = 1 + sum(map(len, steps))
+        steps.append([
+            add(first + at, (*BEGINNING[:shared], *prompt(own, 20)), max_tokens=most)
+            for at, (shared, own, most) in enumerate(turn)
+        ])  # fmt: skip
+        steps[-1] += [Cancel(first)] * cancelled
+    with tempfile.TemporaryDirectory() as folder:
+        directory = make("llama", Path(folder), num_hidden_layers=2)
+        without = answers(directory, *steps, split=split, cache_tokens=room, prefix_cache=False)
+        found = answers(directory, *steps, split=split, cache_tokens=room)
+    gone = {order.id for turn in steps for order in turn if isinstance(order, Cancel)}
+    for number in without.tokens.keys() | found.tokens.keys():
+        one, other = found.tokens.get(number, []), without.tokens.get(number, [])
+        count = min(len(one), len(other)) if number in gone else None
+        assert one[:count] == other[:count]
+    assert found.computed <= without.computed or room == CONTEXT
 
 
 def test_what_is_not_alike_is_not_shared(tmp_path: Path) -> None:
