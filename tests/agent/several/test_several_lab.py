@@ -81,5 +81,5 @@ def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts:
         hosts.run(0, "serve", str(model), *alone, timeout=180)
         (row,) = hosts.models(0)
         assert (row.state, row.on, row.hosts) == ("ready", "host0", ("host1",))
-        assert [each.name for each in (tmp_path / "shards1").iterdir()] == [identity(model, read_layout(model))]
+        assert identity(model, read_layout(model)) in [each.name for each in (tmp_path / "shards1").iterdir()]
         assert not (tmp_path / "shards0").exists()
