@@ -116,10 +116,14 @@ def test_clients_need_the_keys_of_this_host_and_are_served_with_its_own_certific
     monkeypatch.setattr(ModelServer, "_tell", tell)
     home, own = make_home(tmp_path, "here"), own_directory()
     wanted = replace(
-        desired(home.settings.host), port=0, certificate=str(own / "cert.pem"), request_log=str(tmp_path / "log")
+        desired(home.settings.host, aliases=("gpt-*=demo",), tool_parser="hermes"),
+        port=0,
+        certificate=str(own / "cert.pem"),
+        request_log=str(tmp_path / "log"),
     )
     asyncio.run(ModelServer(home, "demo", wanted).run())
     assert isinstance(given["tls"], SelfSigned)
     assert given["keys"] == tmp_path / "keys.json"
+    assert (given["aliases"].names, given["tool_parser"]) == ({"gpt-*": "demo"}, "hermes")
     given["requests"].close()
     assert (tmp_path / "log").exists()

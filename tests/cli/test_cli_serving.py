@@ -24,12 +24,11 @@ from fake_engine import TEXT, FakeEngine
 from running import running, until
 from typer.testing import CliRunner
 
+from ferrule.cli.display import speed_text
 from ferrule.cli.main import app
 from ferrule.cli.serving import generate
-from ferrule.engine.options import Adapter
-
-from ferrule.cli.display import speed_text
 from ferrule.engine.host.speed import Speed
+from ferrule.engine.options import Adapter
 from ferrule.plan.prediction import Between
 
 HERE = Path(__file__).parent

@@ -253,10 +253,10 @@ class Agent:
     async def _devices(self, names: str, *, now: bool) -> str:
         """Description of this host's devices for the planner; measured the first time, which takes seconds."""
         async with self._measuring:
-            known = self._described is not None and self._described[:1] == (names,)
-            if now or not known or self._described is None or self._described[1] < time.monotonic():
-                self._described = names, time.monotonic() + DESCRIBED_SECONDS, await described(names)
-            return self._described[2]
+            known = self._described
+            if now or known is None or known[0] != names or known[1] < time.monotonic():
+                known = self._described = names, time.monotonic() + DESCRIBED_SECONDS, await described(names)
+            return known[2]
 
     # Processes for others
 

@@ -52,7 +52,8 @@ def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts:
 
         token = token_in(hosts.run(0, "up", "--no-mdns"))
         hosts.run(1, "up", "--no-mdns", "--join", token)
-        options = ("--memory-limit", "700MiB", "--max-context", "256", "--threads", "1", "--no-standby")
+        quick = ("--threads", "1", "--no-standby", "--no-self-test")
+        options = ("--memory-limit", "700MiB", "--max-context", "256", *quick)
         shown = hosts.run(0, "serve", "--models", str(file), *options, timeout=180)
         assert "ferrule stop models" in shown
         both = ("host0", "host1")
@@ -77,9 +78,8 @@ def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts:
 
         # No rank is on the only host that has the files.
         model = save_random_llama(tmp_path / "model", RandomModel.tiny())
-        alone = ("--hosts", "host1", "--threads", "1", "--no-standby", "--max-context", "256")
-        hosts.run(0, "serve", str(model), *alone, timeout=180)
+        hosts.run(0, "serve", str(model), "--hosts", "host1", *quick, timeout=180)
         (row,) = hosts.models(0)
         assert (row.state, row.on, row.hosts) == ("ready", "host0", ("host1",))
-        assert [each.name for each in (tmp_path / "shards1").iterdir()] == [identity(model, read_layout(model))]
+        assert identity(model, read_layout(model)) in [each.name for each in (tmp_path / "shards1").iterdir()]
         assert not (tmp_path / "shards0").exists()

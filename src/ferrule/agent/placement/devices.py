@@ -37,7 +37,6 @@ class HostDevices:
     def __init__(self, home: ClusterHome, allowed: str, memory: SharedMemory | None = None) -> None:
         self._home, self._allowed, self._memory = home, allowed, memory
         self._reports: dict[tuple[str, str], HostReport] = {}
-        self._now = False
         self.notes: tuple[str, ...] = ()
         """Why devices of the hosts that were described last are left out, for people."""
 
@@ -48,8 +47,7 @@ class HostDevices:
         ``fresh`` what is known will do: after a loss time counts. ``now``: as in `DescribeDevices`."""
         if fresh:
             self._reports.clear()
-        self._now = now
-        found = await asyncio.gather(*(self._left(member, lost.of(member.name)) for member in members))
+        found = await asyncio.gather(*(self._left(member, lost.of(member.name), now) for member in members))
         reports = {member.host: report for member, report in zip(members, found, strict=True) if report is not None}
         notes = tuple(note for report in reports.values() for note in report.notes)
         for note in notes:
@@ -58,22 +56,22 @@ class HostDevices:
         self.notes = notes
         return reports
 
-    async def _left(self, member: Member, lost: Collection[str]) -> HostReport | None:
-        report = await self._report(member, self._allowed)
+    async def _left(self, member: Member, lost: Collection[str], now: bool) -> HostReport | None:
+        report = await self._report(member, self._allowed, now)
         if report is None or not lost:
             return report
         devices = without(report.devices, lost)
         if not any((device.device or CPU) == CPU for device in devices):
-            processor = await self._report(member, CPU)
+            processor = await self._report(member, CPU, now)
             devices = apart((*devices, *(processor.devices if processor is not None else ())))
         return _with(report, devices, member.name) if devices else None
 
-    async def _report(self, member: Member, names: str) -> HostReport | None:
+    async def _report(self, member: Member, names: str, now: bool) -> HostReport | None:
         known = self._reports.get((member.host, names))
         if known is not None:
             return known
         try:
-            asked = DescribeDevices(names, self._now)
+            asked = DescribeDevices(names, now)
             told = await ask_member(self._home, member, asked, timeout=DEVICE_SECONDS)
             report = parse_report(told, member.name)
         except (ClusterError, LinkError) as error:

@@ -17,8 +17,8 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
 from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, SENDING_MODULE, rank_environment
-from ferrule.engine.options import RankOptions
-from ferrule.errors import AuthError, ClusterError, EngineError, ModelUnavailable
+from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
+from ferrule.errors import AuthError, ClusterError, EngineError, ModelError, ModelUnavailable
 from ferrule.plan import Plan
 from ferrule.process.lifeline import LIFELINE
 
@@ -40,14 +40,15 @@ class FileSource:
         self._done: set[tuple[tuple[str, ...], Plan]] = set()
 
     async def send(self, members: Sequence[Member], options: RankOptions) -> None:
-        """To the hosts of the ranks. Raises `EngineError`, and what `ClusterRanks.start` does."""
+        """To the hosts of the ranks. Raises `EngineError`, `TimeoutError`, and what `ClusterRanks.start` does."""
         hosts = tuple(member.host for member in members)
         if self._member.host in hosts or (hosts, options.plan) in self._done:
             return
         processes = ClusterRanks(self._home, (*members, self._member), SENDING_MODULE)
         try:
-            await processes.start(options, (1,) * (len(members) + 1))
-            await processes.finished()
+            async with asyncio.timeout(LOAD_TIMEOUT):
+                await processes.start(options, (1,) * (len(members) + 1))
+                await processes.finished()
         finally:
             await processes.stop(0)
         self._done.add((hosts, options.plan))
@@ -127,19 +128,23 @@ class ClusterRanks:
         return self._tails[rank]
 
     async def finished(self) -> None:
-        """Wait until all have ended by themselves. Raises `EngineError` for one that failed, `ModelUnavailable` where a
-        host is lost."""
+        """Wait until all have ended by themselves. Raises `EngineError` where one failed for good, such as for the room
+        on its disk, `ModelUnavailable` where a host is lost."""
         while None in self._codes and not any(self._codes):
             self._news.clear()
             gone = next((host for host, ended in self._ended.items() if ended.is_set()), None)
             if gone is not None:
                 name = next(member.name for member in self._members if member.host == gone)
-                raise ModelUnavailable(f"{name} was lost while the model's files were sent")
+                raise ModelUnavailable(f"{name} was lost while the model's files were sent to hosts")
             await self._news.wait()
         failed = next((rank for rank, code in enumerate(self._codes) if code), None)
         if failed is not None:
             why = self._tails[failed] or f"a process ended with status {self._codes[failed]}"
-            raise EngineError(f"the model's files could not be sent to {self._members[failed].name}: {why}")
+            final = self._codes[failed] in (ModelError.exit_code, EngineError.exit_code)
+            text = (
+                f"the model's files could not be sent to the hosts of its ranks ({self._members[failed].name}: {why})"
+            )
+            raise EngineError(text) if final else ModelUnavailable(text)
 
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(self._end(host, life, grace) for host, life in list(self._lives.items())))
