@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ from fake_engine import TEXT, FakeEngine
 from running import running, until
 from typer.testing import CliRunner
 
+from ferrule.cli.display import speed_text
 from ferrule.cli.main import app
 from ferrule.cli.serving import generate
+from ferrule.engine.host.speed import Speed
 from ferrule.engine.options import Adapter
+from ferrule.plan.prediction import Between
 
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE.parent / "serve"), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")])
@@ -274,3 +278,10 @@ def test_chat_on_a_terminal() -> None:
     assert "one<|end|><|assistant|>Yes indeed.<|end|><|user|>two" in asked[1]
     assert asked[2] == "<|user|>three<|end|><|assistant|>"
     assert engine.calls[1].ended == "cancelled"
+
+
+def test_a_speed_is_told_beside_what_was_expected() -> None:
+    assert speed_text(Speed(9.0)) == "9 tokens/s for one stream, measured just now"
+    found = Speed(9.0, 10.0, Between(8.2, 12.2))
+    assert speed_text(found).endswith("measured just now; the planner predicted 10 (8.2 to 12.2)")
+    assert speed_text(replace(found, guessed=True)).endswith("12.2), as of another family: this one is not known")

@@ -58,6 +58,8 @@ def test_plans_of_a_profile_with_the_one_machine_and_the_reason() -> None:
         "mac-1 + mac-2 + mac-3 + mac-4: each 16 of 64 heads",
         "–  single",
         "times as fast as mac-1 alone.",
+        "expect ",
+        "tok/s in four of five cases",
         "% of token time",
         "with weights as mlx-6bit:",
         "memory (GiB)",
@@ -99,12 +101,47 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert answer["work"]["concurrency"] == 4
     best = answer["plans"][answer["best"]]
     assert best["throughput"] == max(plan["throughput"] for plan in answer["plans"])
+    between = best["throughput_between"]
+    assert between["low"] < best["throughput"] < between["high"]
     assert sum(term["seconds"] for term in best["terms"]) == pytest.approx(best["token_seconds"])
     assert sum(term["part"] for term in best["prompt_terms"]) == pytest.approx(1)
     assert all(use["margin"] >= 0 for use in best["memory"])
     assert answer["alone"]["strategy"] == "single"
     assert answer["bottleneck"]["text"].endswith("of the time of a step of all sequences")
     assert {change["unit"] for change in answer["what_if"]} == {"tok/s"}
+
+
+def test_whole_copies_beside_the_best_split() -> None:
+    words = ("llama-3.2-3b", "--profile", "two-pc-10g", "--objective", "throughput")
+    told = run(*words, "--concurrency", "16")
+    assert told.exit_code == 0, told.output
+    assert "×  replicas 2  pc-1" in told.output
+    assert "2 whole copies (ferrule serve --replicas 2) do 1." in told.output
+    answer = json.loads(run(*words, "--concurrency", "16", "--json").output)
+    replicas = answer["replicas"]
+    assert replicas["throughput"] > answer["plans"][answer["best"]]["throughput"]
+    assert replicas["throughput"] == pytest.approx(sum(copy["throughput"] for copy in replicas["copies"]))
+    assert [copy["strategy"] for copy in replicas["copies"]] == ["single", "single"]
+    assert replicas["verdict"] in told.output.replace("\n", " ")
+    assert "replicas" not in json.loads(run(*words, "--json").output), "one sequence needs no second copy"
+
+
+def test_prompts_and_tokens_on_machines_of_their_own(tmp_path: Path) -> None:
+    asked = ("llama-3.2-3b", "--cluster", desk(tmp_path), "--prompts-on")
+    told = run(*asked, "box-2")
+    assert told.exit_code == 0, told.output
+    assert "prompts on box-2, tokens on box-1: first token after" in told.output
+    assert "; the built-in engine does not do this" in told.output
+    apart = json.loads(run(*asked, "box-2", "--json").stdout)["apart"]
+    assert [stage["devices"] for stage in apart["prompts"] + apart["tokens"]] == [["box-2"], ["box-1"]]
+    assert [use["device"] for use in apart["memory"]] == ["box-2", "box-1"]
+    for names, words in (
+        ("box-3", "box-3: no such device; there are box-1, box-2"),
+        ("box-1,box-2", "one device each"),
+    ):
+        refused = run(*asked, names)
+        assert refused.exit_code != 0
+        assert words in refused.output
 
 
 def test_nothing_fits_says_what_is_missing_and_what_would_fit(tmp_path: Path) -> None:

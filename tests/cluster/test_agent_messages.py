@@ -32,7 +32,7 @@ from ferrule.cluster.messages import (
     encode,
 )
 from ferrule.cluster.records import HostRecord, Member, ModelRecord
-from ferrule.cluster.reports import ModelStatus, RankPlace, ServerState
+from ferrule.cluster.reports import ModelStatus, RankPlace, ReplicaStatus, ServerState
 from ferrule.errors import ClusterError
 
 A = "a" * 32
@@ -42,7 +42,13 @@ RECORDS = (
     ModelRecord(name="demo", version=2, writer=A, value=None),
     ModelRecord(name="other", version=3, writer=A, value=desired(A, hosts=("strix-1",))),
 )
-STATE = ServerState(state="ready", hosts=("strix-1",), measured=21.5, ranks=(RankPlace(0, "strix-1", "tcp"),))
+STATE = ServerState(
+    state="ready",
+    hosts=("strix-1",),
+    measured=21.5,
+    ranks=(RankPlace(0, "strix-1", "tcp"),),
+    replicas=(ReplicaStatus("ready", "", "single", ("strix-1",), 1, 0),),
+)
 ORDER = StartProcess("job-1", 1, 2, ("-c", "pass"), {}, (("10.0.0.1", 7),))
 SAID = [
     Introduction(MEMBER, RECORDS), Known(RECORDS), Heartbeat((3, (1 << 64) - 1), stopping=True),

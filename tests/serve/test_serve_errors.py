@@ -12,6 +12,7 @@ import pytest
 from fake_engine import TEXT, FakeEngine, byte_level
 from running import until
 
+from ferrule.engine import Health, ReplicaHealth
 from ferrule.errors import ModelUnavailable
 from ferrule.serve.answer.prompt import MAX_BODY_BYTES
 
@@ -325,6 +326,18 @@ def test_too_many_sequences(serving: Serving) -> None:
     until(lambda: engine.active == 0)
     engine.hold = None
     assert chat(client, n=2).choices
+
+
+def test_each_replica_that_is_ready_has_room_for_as_many(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(delay=0.05)
+    replicas = (ReplicaHealth("ready"), ReplicaHealth("recovering"), ReplicaHealth("ready"))
+    monkeypatch.setattr(engine, "health", lambda: Health("ready", replicas=replicas))
+    client = serving(engine, max_sequences=2)
+    streams = [chat(client, stream=True, n=2) for _ in range(2)]
+    with pytest.raises(openai.RateLimitError, match="4 sequences are being served, of at most 4"):
+        chat(client)
+    for stream in streams:
+        stream.close()
 
 
 def test_a_full_server_asks_to_come_back(serving: Serving) -> None:

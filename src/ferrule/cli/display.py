@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -38,8 +39,8 @@ class Loading:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._phases: dict[int, str] = {}
-        self._tasks: dict[int, TaskID] = {}
+        self._phases: dict[str, str] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._bars: Bars | None = None
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
@@ -57,16 +58,16 @@ class Loading:
     def __call__(self, progress: Progress) -> None:
         if self._bars is not None:
             self._move(self._bars, progress)
-        elif self._phases.get(progress.rank) != progress.phase:
+        elif self._phases.get(progress.who) != progress.phase:
             amount = f" {format_bytes(progress.total)}" if progress.total else ""
-            self._console.print(f"rank {progress.rank}: {progress.phase}{amount}", soft_wrap=True)
-        self._phases[progress.rank] = progress.phase
+            self._console.print(f"{progress.who}: {progress.phase}{amount}", soft_wrap=True)
+        self._phases[progress.who] = progress.phase
 
     def _move(self, bars: Bars, progress: Progress) -> None:
-        title = f"rank {progress.rank}: {progress.phase}"
-        if progress.rank not in self._tasks:
-            self._tasks[progress.rank] = bars.add_task(title, total=None, amount="")
-        task = self._tasks[progress.rank]
+        title = f"{progress.who}: {progress.phase}"
+        if progress.who not in self._tasks:
+            self._tasks[progress.who] = bars.add_task(title, total=None, amount="")
+        task = self._tasks[progress.who]
         if progress.total:
             amount = f"{format_bytes(progress.done)} of {format_bytes(progress.total)}"
             bars.update(task, description=title, completed=progress.done, total=progress.total, amount=amount)
@@ -92,8 +93,20 @@ def show_ready(
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
-    console.print(Panel(Group(title, how, plan_table(plan, engine.ranks), *told), title="ferrule", expand=False))
+    for reason in sorted({info.unshared for info in engine.ranks if info.unshared}):
+        told.append(Text(f"no prefix cache: {reason} cannot share what was computed of a prompt"))
+    tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
+    if len(tables) > 1:
+        title.append(f", by {len(tables)} replicas")
+    console.print(Panel(Group(title, how, *tables, *told), title="ferrule", expand=False))
     show_curl(console, url, engine, with_key=with_key, tls=tls)
+
+
+def _copies(engine: Engine) -> Sequence[Engine]:
+    """Its replicas, or itself."""
+    from ferrule.engine.replicas.engine import Replicas
+
+    return engine.loaded if isinstance(engine, Replicas) else [engine]
 
 
 def show_curl(console: Console, url: str, engine: Engine, *, with_key: bool, tls: ServerTls | None) -> None:
@@ -115,7 +128,9 @@ def speed_text(speed: Speed) -> str:
     measured = f"{speed.measured:.3g} tokens/s for one stream"
     if speed.predicted is None:
         return f"{measured}, measured just now"
-    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}"
+    between = "" if speed.between is None else f" ({speed.between.low:.3g} to {speed.between.high:.3g})"
+    guessed = ", as of another family: this one is not known" if speed.guessed else ""
+    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}{between}{guessed}"
 
 
 def base_url(host: str, port: int, tls: ServerTls | None = None) -> str:

@@ -119,10 +119,23 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
+class ReplicaStatus:
+    """One of a model's whole copies. ``strategy`` and ``hosts``: as the model's, of this copy."""
+
+    state: str
+    detail: str = ""
+    strategy: str | None = None
+    hosts: tuple[str, ...] = ()
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
 class ServerState:
     """State of a model server, as it tells it. ``detail``: what it does or why it fails; ``note``: what people should
     know although it runs. ``predicted`` and ``measured``: tokens per second of one request; ``standby``: standby
-    processes."""
+    processes; ``replicas``: where there are to be several, whose hosts ``hosts`` are together. ``models``: each of
+    several that it serves; then ``running``, ``waiting``, ``recoveries`` and ``standby`` are those of all."""
 
     state: str = "starting"
     detail: str = ""
@@ -137,6 +150,17 @@ class ServerState:
     recoveries: int = 0
     standby: int = 0
     ranks: tuple[RankPlace, ...] = ()
+    replicas: tuple[ReplicaStatus, ...] = ()
+    models: tuple[OfferedState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedState(ServerState):
+    """One of several models behind an address. ``memory``: bytes that it needs, wherever it is loaded."""
+
+    name: str
+    memory: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,8 @@ class PromptToken(NamedTuple):
 @dataclass(frozen=True)
 class Token:
     """One generated token. ``finish`` is set on the last one of a sequence; ``prompt`` on the first one, where
-    `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first.
+    `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first. ``cached``: on the first one, how
+    many of the prompt's tokens were computed for earlier requests.
 
     A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
     the caller that turns tokens into text leaves it out.
@@ -106,6 +107,7 @@ class Token:
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     prompt: tuple[PromptToken, ...] | None = None
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,19 @@ class ImagePrompt:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of loading: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``)."""
+    """Progress of loading: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``). ``replica``: its
+    number, from 1, where there are several."""
 
     rank: int
     phase: str
     done: int = 0
     total: int = 0
+    replica: int = 0
+
+    @property
+    def who(self) -> str:
+        """The rank, for people."""
+        return (f"replica {self.replica}, " if self.replica else "") + f"rank {self.rank}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,8 @@ class RankInfo:
     """Report of one rank when it was ready. Sizes in bytes.
 
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
-    ``received_bytes`` of the model came from other hosts, for all ranks of this one.
+    ``received_bytes`` of the model came from other hosts, for all ranks of this one. ``unshared``: why there is no
+    prefix cache although it was not switched off.
     """
 
     rank: int
@@ -168,6 +178,7 @@ class RankInfo:
     peak_bytes: int
     transports: str
     received_bytes: int = 0
+    unshared: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,9 +193,33 @@ class Recovery:
 
 
 @dataclass(frozen=True)
+class ReplicaHealth:
+    """One of several whole copies of a model. ``hosts`` and ``devices``: of its ranks."""
+
+    state: State
+    error: str | None = None
+    running: int = 0
+    waiting: int = 0
+    hosts: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrefixUse:
+    """Use of the prefix cache. ``tokens``: that it holds in memory, ``stored``: and on disk; ``hits``: tokens of
+    prompts that were not computed, since the ranks were started."""
+
+    tokens: int = 0
+    stored: int = 0
+    hits: int = 0
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
-    how often it has come back. ``note``: what people should know although it runs, such as a device that is lost."""
+    how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
+    ``prefix``: None where there is no prefix cache. ``replicas``: its copies, where there are to be several; the model
+    is ready as long as one is."""
 
     state: State
     error: str | None = None
@@ -194,6 +229,8 @@ class Health:
     recoveries: int = 0
     last_recovery: Recovery | None = None
     note: str | None = None
+    prefix: PrefixUse | None = None
+    replicas: tuple[ReplicaHealth, ...] = ()
 
 
 class ChatMessage(TypedDict):

@@ -12,6 +12,7 @@ from fake_ranks import rank_options
 from in_threads import on_all, thread_groups
 
 from ferrule.engine.devices import cpu, open_device
+from ferrule.engine.rank import warm_up as warm_up_module
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.warm_up import sharing, warm_up
@@ -36,6 +37,11 @@ class SmallRunner:
 
     def state_bytes(self, sequence: int) -> int:
         return self.state
+
+    def unshared(self, sequence: int) -> str | None:
+        return "recurrent layers" if self.state else None
+
+    copies_blocks = False
 
     def cache_memory(self) -> int:
         return 10 * self.tokens
@@ -78,6 +84,19 @@ def test_all_ranks_make_the_same_caches_and_capture_the_same_steps() -> None:
         return runner.reserved
 
     assert on_ranks(2, reserved) == [(1000, 1, 8_000)] * 2
+
+
+def test_copies_of_a_model_in_one_memory_share_it_with_those_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up_module, "private_bytes", lambda: 20_000)
+
+    def trial(world: Any, left: int) -> int:
+        # Of 80,000 bytes for each of two ranks, two copies more will take 20,000 each; a third of the rest is ours.
+        runner = SmallRunner(world, 16_000)
+        runner.options = replace(runner.options, copies=3, copies_left=left)
+        return warm_up(cast(Runner, runner)).cache_tokens
+
+    assert on_ranks(2, lambda world: trial(world, 2)) == [333, 333]
+    assert on_ranks(2, lambda world: trial(world, 0)) == [666, 666], "all are there"
 
 
 def test_states_take_half_of_what_is_for_caches_at_most() -> None:

@@ -138,7 +138,7 @@ def test_a_key_sees_its_models_only(file: Path) -> None:
         assert seen(other) == (0, 404, 404)
         refusal = post(url, other, BODY | {"model": "acme/fake-1b"}).json()["error"]
         assert refusal["code"] == "model_not_found"
-        assert "fake-1b' does not exist or this key may not use it" in refusal["message"]
+        assert "fake-1b' is not served here, or not for this key, which is for 'gpt'" in refusal["message"]
 
 
 def test_buckets_fill_up_and_owe() -> None:

@@ -11,9 +11,22 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from ferrule.model.spec import Counted
-from ferrule.plan import Candidate, DeviceSpec, Objective, PairSpec, Question, SearchResult, Stage, Term, Workload
-from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan import (
+    Apart,
+    Candidate,
+    DeviceSpec,
+    Objective,
+    PairSpec,
+    Question,
+    SearchResult,
+    Stage,
+    Term,
+    Workload,
+)
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.plan.explain.bottleneck import BottleneckKind, Timed
+from ferrule.plan.prediction import Between
+from ferrule.plan.replicas import Replicated
 from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
 if TYPE_CHECKING:
@@ -79,6 +92,9 @@ class CandidateJson(msgspec.Struct, frozen=True):
     concurrency: int
     step_seconds: float
     throughput: float
+    tokens_per_s_between: Between
+    ttft_seconds_between: Between
+    throughput_between: Between
     largest_context: int
     watts: float | None
     joules_per_token: float | None
@@ -102,6 +118,9 @@ class CandidateJson(msgspec.Struct, frozen=True):
             concurrency=prediction.concurrency,
             step_seconds=prediction.step_seconds,
             throughput=prediction.throughput,
+            tokens_per_s_between=prediction.tokens_between,
+            ttft_seconds_between=prediction.ttft_between,
+            throughput_between=prediction.throughput_between,
             largest_context=prediction.largest_context,
             watts=prediction.watts,
             joules_per_token=prediction.joules,
@@ -130,7 +149,8 @@ class QuestionJson(msgspec.Struct, frozen=True):
     cautions: tuple[str, ...]
 
     @classmethod
-    def of(cls, question: Question) -> QuestionJson:
+    def of(cls, question: Question, more: Sequence[str] = ()) -> QuestionJson:
+        """``more``: cautions beside those of the question."""
         model, cluster = question.model, question.cluster
         return QuestionJson(
             kind=KIND,
@@ -158,7 +178,7 @@ class QuestionJson(msgspec.Struct, frozen=True):
             work=question.work,
             objective=question.objective,
             runtime=question.runtime.name,
-            cautions=tuple(cautions(question)),
+            cautions=(*cautions(question), *more),
         )
 
 
@@ -182,9 +202,50 @@ class WhatIfJson(msgspec.Struct, frozen=True):
     unit: str
 
 
+class ReplicasJson(msgspec.Struct, frozen=True):
+    """Whole copies beside the best plan of one, and the ``verdict`` on them. ``copies``: each for its share of the
+    sequences; empty, and figures None, where they do not fit."""
+
+    verdict: str
+    copies: tuple[CandidateJson, ...] = ()
+    throughput: float | None = None
+    tokens_per_s: float | None = None
+    ttft_seconds: float | None = None
+
+
+def replicas_json(found: Replicated | None, verdict: str) -> ReplicasJson:
+    if found is None:
+        return ReplicasJson(verdict)
+    copies = tuple(map(CandidateJson.of, found.copies))
+    return ReplicasJson(verdict, copies, found.throughput, found.tokens_per_s, found.ttft_seconds)
+
+
+class ApartJson(msgspec.Struct, frozen=True):
+    """Prompts and tokens on devices of their own, by stages."""
+
+    prompts: tuple[Stage, ...]
+    tokens: tuple[Stage, ...]
+    ttft_seconds: float
+    tokens_per_s: float
+    throughput: float
+    memory: tuple[MemoryJson, ...]
+
+    @classmethod
+    def of(cls, apart: Apart) -> ApartJson:
+        prediction = apart.prediction
+        return cls(
+            apart.prompts.stages,
+            apart.tokens.stages,
+            prediction.ttft_seconds,
+            prediction.tokens_per_s,
+            prediction.throughput,
+            tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
+        )
+
+
 class AnswerJson(QuestionJson, frozen=True):
     """Plans, the best first; which of them the engine can run ``best``; the best machine ``alone``; why, and what would
-    help. ``steps``: only where they were asked for."""
+    help. ``steps``: only where they were asked for; ``replicas``: for ``throughput`` of several sequences."""
 
     plans: tuple[CandidateJson, ...]
     best: int
@@ -195,6 +256,8 @@ class AnswerJson(QuestionJson, frozen=True):
     bottleneck: BottleneckJson
     what_if: tuple[WhatIfJson, ...]
     steps: tuple[StepText, ...] | UnsetType = UNSET
+    apart: ApartJson | UnsetType = UNSET
+    replicas: ReplicasJson | UnsetType = UNSET
 
 
 class NearestJson(msgspec.Struct, frozen=True):
@@ -231,9 +294,11 @@ def answer_json(
     changes: Sequence[WhatIf],
     verdict: str,
     steps: Sequence[StepText] = (),
+    apart: Apart | None = None,
+    replicas: ReplicasJson | None = None,
 ) -> AnswerJson:
     return AnswerJson(
-        **asdict(QuestionJson.of(question)),
+        **asdict(QuestionJson.of(question, tight(best))),
         plans=tuple(map(CandidateJson.of, candidates)),
         best=candidates.index(best),
         exact=answers.exact,
@@ -243,6 +308,8 @@ def answer_json(
         bottleneck=BottleneckJson(**vars(found), text=found.text),
         what_if=tuple(WhatIfJson(each.text, each.before, each.after, question.aim.unit) for each in changes),
         steps=tuple(steps) or UNSET,
+        apart=UNSET if apart is None else ApartJson.of(apart),
+        replicas=replicas or UNSET,
     )
 
 

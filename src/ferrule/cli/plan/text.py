@@ -10,8 +10,20 @@ from rich.text import Text
 
 from ferrule.cli.output import new_table
 from ferrule.model import ModelSpec
-from ferrule.plan import BUILT_IN_ENGINE, Candidate, Objective, Plan, Question, SearchResult, Stage, Term
-from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan import (
+    BUILT_IN_ENGINE,
+    Apart,
+    Candidate,
+    Objective,
+    Plan,
+    Prediction,
+    Question,
+    SearchResult,
+    Stage,
+    Term,
+)
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
+from ferrule.plan.replicas import Replicated
 from ferrule.units import format_bytes, format_seconds
 
 MANY = 6
@@ -25,6 +37,7 @@ _FORMULAS = {
     "collective": "sums over ranks: count × (latency + bytes ÷ bandwidth)",
     "hop": "messages between stages or ranks: latency + bytes ÷ bandwidth",
     "disk": "bytes that do not fit ÷ disk bandwidth",
+    "step": "scheduler and sampling: of a step, and of each sequence in it",
 }
 
 
@@ -57,8 +70,15 @@ def _billions(number: float) -> str:
     return f"{number / 1e6:.3g}M"
 
 
-def plans_table(question: Question, candidates: Sequence[Candidate], best: Candidate, single: Candidate) -> Table:
-    """A row per plan, the best first, and the best machine alone at the end unless it is among them."""
+def plans_table(
+    question: Question,
+    candidates: Sequence[Candidate],
+    best: Candidate,
+    single: Candidate,
+    copies: Replicated | None = None,
+) -> Table:
+    """A row per plan, the best first, and the best machine alone at the end unless it is among them; then whole
+    ``copies``."""
     at_once = question.work.concurrency
     known = [*candidates, single]
     vectors = question.model.encoder
@@ -92,7 +112,23 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
         else:
             cells += ["does not fit"]
         table.add_row(*cells, style="bold" if each is best else "" if prediction.fits else "dim")
+    if copies is not None:
+        better = copies.throughput > best.prediction.throughput
+        table.add_row(*_copies(question.model, copies), style="bold" if better else "")
     return table
+
+
+def _copies(model: ModelSpec, copies: Replicated) -> Iterator[str]:
+    """Cells of `plans_table` where many sequences are answered at once."""
+    plans = [each.plan for each in copies.copies]
+    yield from ("×", f"replicas {len(plans)}")
+    if len(plans) <= MANY:
+        yield "\n".join(" / ".join(where(model, plan).splitlines()) for plan in plans)
+    else:
+        yield f"{len(plans)} of {_strategy(plans[0])}, from {plans[0].devices[0]} to {plans[-1].devices[-1]}"
+    yield _fullest(min(copies.copies, key=lambda each: min(use.margin for use in each.prediction.memory)))
+    yield format_seconds(copies.ttft_seconds)
+    yield from (_rate(copies.tokens_per_s), _rate(copies.throughput))
 
 
 def _strategy(plan: Plan) -> str:
@@ -187,15 +223,40 @@ def memory_table(question: Question, candidate: Candidate) -> Table:
     return table
 
 
-def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], verdict: str) -> Iterator[Text]:
-    """The bottleneck with the change that helps it most, other changes, and whether to split at all."""
-    if verdict:
+def reasons(
+    question: Question, best: Candidate, found: Bottleneck, changes: Sequence[WhatIf], *verdicts: str
+) -> Iterator[Text]:
+    """Whether to split at all, how sure the best plan's figure is, its bottleneck with the change that helps that most,
+    and other changes."""
+    for verdict in filter(None, verdicts):
         yield Text(verdict, style="bold")
+    yield Text(_expected(question, best.prediction))
     fitting = [each for each in changes if found.kind in each.helps]
     first = fitting[0] if fitting else None
     yield Text(found.text + (f"; {_changed(question, first)}" if first else ""))
     for each in [change for change in changes if change is not first][:HELPED]:
         yield Text(_changed(question, each))
+
+
+def apart_line(question: Question, apart: Apart) -> Text:
+    """What prompts and tokens on machines of their own would do."""
+    prediction = apart.prediction
+    return Text(
+        f"prompts on {_joined(apart.prompts.devices)}, tokens on {_joined(apart.tokens.devices)}: first token after "
+        f"{format_seconds(prediction.ttft_seconds)}, {_rate(prediction.tokens_per_s)} tok/s"
+        + (f", {_rate(prediction.throughput)} of all sequences" if question.work.concurrency > 1 else "")
+        + ("; the built-in engine does not do this" if question.runtime is BUILT_IN_ENGINE else "")
+    )
+
+
+def _expected(question: Question, prediction: Prediction) -> str:
+    """Within what four of five measurements should be."""
+    between, unit = prediction.tokens_between, "tok/s"
+    if question.objective == "ttft":
+        between, unit = prediction.ttft_between, "s to the first token"
+    elif question.objective == "throughput":
+        between, unit = prediction.throughput_between, "tok/s of all sequences"
+    return f"expect {between.low:.3g} to {between.high:.3g} {unit} in four of five cases"
 
 
 def _changed(question: Question, change: WhatIf) -> str:
@@ -219,8 +280,8 @@ def obstacles(question: Question, candidates: Sequence[Candidate]) -> Iterator[T
         yield Text(f"* {told}", style="yellow")
 
 
-def warnings(question: Question) -> Iterator[Text]:
-    for each in cautions(question):
+def warnings(question: Question, best: Candidate | None = None) -> Iterator[Text]:
+    for each in (*cautions(question), *(tight(best) if best else ())):
         yield Text(each, style="yellow")
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ferrule.plan import DeviceSpec, Plan
 
 
-def _measure(options: EngineOptions) -> Measure:
+def measure_of(options: EngineOptions) -> Measure:
+    """What measures a unit of this machine as ranks with ``options`` use it."""
     from ferrule.agent.device import RANK
     from ferrule.plan.cluster import devices_here
 
@@ -34,7 +35,7 @@ def devices_of(
     from ferrule.plan.cost import calibrated
     from ferrule.plan.device.measure import recall_device
 
-    measure, told = _measure(options), False
+    measure, told = measure_of(options), False
 
     def measured(unit: str) -> Sequence[DeviceSpec]:
         nonlocal told
@@ -58,7 +59,7 @@ def choice_of(options: EngineOptions, devices: Sequence[DeviceSpec]) -> DeviceCh
     """The planner's choice among ``devices``."""
     from ferrule.engine.host.device_choice import DeviceChoice
 
-    return DeviceChoice(devices, _measure(options), context=options.max_context, threads=options.threads)
+    return DeviceChoice(devices, measure_of(options), context=options.max_context, threads=options.threads)
 
 
 def split_as_asked(console: Console, options: EngineOptions, devices: Sequence[DeviceSpec], model: ModelSpec) -> Plan:

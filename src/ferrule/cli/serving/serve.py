@@ -21,13 +21,16 @@ from ferrule.cli.serving.model import (
     Graphs,
     MaxContext,
     Pp,
+    PrefixCache,
+    PrefixDisk,
     SelfTest,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
@@ -45,6 +48,7 @@ EXAMPLES = (
     "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
     "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
     "ferrule serve Qwen/Qwen3-8B ~/models/gemma-3-4b --alias 'claude-*=Qwen3-8B' --memory-limit 48GiB\n\n"
+    "ferrule serve Qwen/Qwen3-8B --device cuda:0,cuda:1 --replicas 2\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
     "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --tls-self"
 )
@@ -124,6 +128,8 @@ def serve(
     threads: Threads = None,
     self_test: SelfTest = True,
     graphs: Graphs = True,
+    prefix_cache: PrefixCache = True,
+    prefix_cache_disk: PrefixDisk = None,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -155,10 +161,18 @@ def serve(
             metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
         ),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto", help="Whole copies of the model behind one address; auto: as many as the planner says."
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            envvar="FERRULE_MEMORY_LIMIT", metavar="SIZE", help="Of several models: memory for all, such as 48GiB."
+            envvar="FERRULE_MEMORY_LIMIT",
+            metavar="SIZE",
+            help="Of several models: memory for all, such as 48GiB; in a cluster on each device.",
         ),
     ] = None,
 ) -> None:
@@ -170,17 +184,24 @@ def serve(
     """
     given = model or []
     several: list[Wanted] = []
+    home = None if here else running_cluster()
     if len(given) > 1 or models is not None:
-        refuse_for_several({"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts})
+        refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
+        if home is None:
+            refuse_for_several({"--name": name, "--hosts": hosts})
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
+    prefix_disk = prefix_disk_of(prefix_cache_disk)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
+    copies = parse_replicas(replicas)
+    if copies is not None and plan is not None:
+        raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
     saved = saved_plan(plan, tp, pp, hosts)
     if saved is not None and device is None:
         device = saved.device
-    if demo and tp is None and pp is None and saved is None:
+    if demo and tp is None and pp is None and saved is None and copies is None:
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
@@ -192,20 +213,20 @@ def serve(
     console = Console()
     if tls is not None and tls_self:
         console.print(f"certificate {tls.chain}, SHA-256 {tls.fingerprint}", highlight=False, soft_wrap=True)
-    home = None if here else running_cluster()
-    if home is not None and (several or alias):
-        raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
     origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
-        from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
+        require("serve", "ferrule serve")
+        from ferrule.cli.cluster.models import cluster_hosts, offered, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
+        from ferrule.serve.models import Aliases
+        from ferrule.serve.tools.families import check_parser
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
         if request_log == "-":
             raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
-        if tool_parser != "auto":
-            raise ConfigError("models of a cluster choose --tool-parser by themselves: leave it out, or serve --here")
+        check_parser(tool_parser)
+        Aliases.parse(alias or ())
         if not is_loopback(host) and tls is None and not plain_http:
             from ferrule.serve.http.listener import in_the_clear
 
@@ -234,10 +255,17 @@ def serve(
             threads=threads,
             self_test=self_test,
             graphs=graphs,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
             adapters=tuple(f"{each.name}={each.path}" for each in adapters),
+            replicas=copies,
+            tool_parser=tool_parser,
+            aliases=tuple(alias or ()),
+            models=offered(several),
+            memory_limit=limit,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
@@ -267,7 +295,7 @@ def serve(
             encrypted=tls is not None or plain_http,
             keyed=keyed,
         ) as listener,
-        nullcontext() if several else expecting(ranks, threads, encrypt) as expected,
+        nullcontext() if several or copies is not None else expecting(ranks, threads, encrypt) as expected,
     ):
         from ferrule.cli.serving.placing import Placing, placing
         from ferrule.engine import EngineOptions
@@ -283,6 +311,8 @@ def serve(
                 aliases=aliases,
                 self_test=self_test,
                 graphs=graphs,
+                prefix_cache=prefix_cache,
+                prefix_disk=prefix_disk,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -297,6 +327,8 @@ def serve(
             threads=threads,
             self_test=self_test,
             graphs=graphs,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             name=name,
             standby=standby,
             encrypt=encrypt,
@@ -304,6 +336,9 @@ def serve(
             device=device or CPU,
             adapters=adapters,
         )
+        if copies is not None:
+            run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
+            return
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         if saved is None:
             place = placing(console, options, make_room, split=split, demo=demo)

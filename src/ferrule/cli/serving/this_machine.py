@@ -19,12 +19,13 @@ MEASURING = "Measuring this machine, once in 30 days …"
 
 class ThisMachine:
     """Device description of this machine, with ``threads`` for a rank (None: all cores), as it was measured in the last
-    30 days; ``device`` is None until `plan` has it measured, and where that fails."""
+    30 days; ``device`` is None until `plan` has it measured, and where that fails. ``copies``: of the model,
+    which share it."""
 
-    def __init__(self, console: Console, threads: int | None) -> None:
+    def __init__(self, console: Console, threads: int | None, copies: int = 1) -> None:
         from ferrule.plan.device.measure import recall_device
 
-        self._console, self._threads = console, threads
+        self._console, self._threads, self._copies = console, threads, copies
         self._failed = False
         self.device = self._told(lambda: recall_device(threads=threads, unit="cpu"))
 
@@ -34,6 +35,7 @@ class ThisMachine:
         be held."""
         from ferrule.agent.device import RANK
         from ferrule.plan import make_plan, plan_machine
+        from ferrule.plan.cluster import machine_of_ranks
         from ferrule.plan.cost import calibrated
         from ferrule.plan.device.measure import measure_device
 
@@ -43,7 +45,7 @@ class ThisMachine:
             self.device = self._told(lambda: measure_device(rank=RANK, threads=self._threads, unit="cpu"))
         if self.device is None:
             return make_plan(model, tensor=1, pipeline=1)
-        return plan_machine(model, calibrated(self.device))
+        return plan_machine(model, machine_of_ranks(calibrated(self.device), self._copies).devices[0])
 
     def _told(self, ask: Callable[[], DeviceSpec | None]) -> DeviceSpec | None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,9 +16,9 @@ import numpy as np
 from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
-from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
+from ferrule.engine.host.prepare import PlanChoice, PreparedModel, prepared
 from ferrule.engine.host.processes import rank_threads
-from ferrule.engine.host.requests import Request, Requests
+from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
 from ferrule.engine.images.prompts import ImagePrompts, order_of
 from ferrule.engine.images.reader import ImageReader
@@ -30,6 +30,7 @@ from ferrule.engine.types import (
     Health,
     ImageInput,
     ImagePrompt,
+    PrefixUse,
     ProgressCallback,
     RankInfo,
     SamplingParams,
@@ -87,16 +88,19 @@ class LocalEngine:
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
+        self._prefix: PrefixUse | None = None
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._on_progress: ProgressCallback | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the ranks are lost, before their requests wait; when they are back; and when they never will."""
         rank_options = RankOptions(
             directory=str(full_path(model.directory)),
             dtype=options.dtype,
             plan=self.plan,
-            threads=rank_threads(options.threads, self.plan.world_size),
+            threads=rank_threads(options.threads, self.plan.world_size * options.copies),
             context=self.max_context,
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,
@@ -108,6 +112,11 @@ class LocalEngine:
             device=options.device,
             graphs=options.graphs,
             adapters=model.adapters,
+            copies=options.copies,
+            copies_left=options.copies_left,
+            prefix_cache=options.prefix_cache,
+            prefix_tokens=options.prefix_tokens,
+            prefix_disk=options.prefix_disk,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -119,6 +128,10 @@ class LocalEngine:
         finally:
             self._on_progress = None
 
+    def all_loaded(self) -> None:
+        """Every copy of the model that shares memory with this one is loaded now."""
+        self._supervisor.options = replace(self._supervisor.options, copies_left=0)
+
     async def read_images(self, text: str, images: Sequence[bytes], *, add_special_tokens: bool = False) -> ImagePrompt:
         """See `ferrule.engine.types.Engine.read_images`."""
         if self._images is None:
@@ -126,21 +139,27 @@ class LocalEngine:
         return await self._images.read(text, images, self.max_context - 1, add_special_tokens=add_special_tokens)
 
     async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, images: Sequence[ImageInput] = ()
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        images: Sequence[ImageInput] = (),
+        *,
+        history: History | None = None,
     ) -> AsyncGenerator[Token, None]:
-        """See `ferrule.engine.types.Engine.generate`."""
+        """See `ferrule.engine.types.Engine.generate`. ``history``: the answer goes on behind that. Raises
+        `ReleasedError` after `release`."""
         if images and self.image_marker is None:
             raise RequestError(TEXT_ONLY, code="unsupported")
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
-        self._check(prompt)
+        self._check(prompt if history is None else (*prompt, *history.made))
         if params.adapter is not None and params.adapter not in self.adapters:
             raise RequestError(f"there is no adapter {params.adapter!r}", param="model", code="model_not_found")
         if params.constraint is not None and self.tokenizer.to_json() is None:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
-        with self._opened(self._requests.add(prompt, params, images=images)) as stream:
+        with self._opened(self._requests.add(prompt, params, images=images, history=history)) as stream:
             finished = False
             while not finished:
                 token = _taken(await stream.get(), Token)
@@ -153,13 +172,7 @@ class LocalEngine:
             raise RequestError(self.embedding.refusal, code="unsupported")
         for prompt in prompts:
             self._check(prompt, answer=0)
-        asked = [asyncio.ensure_future(self._embed(prompt, pooling or self.embedding.pooling)) for prompt in prompts]
-        try:
-            pooled = await asyncio.gather(*asked)
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+        pooled = await all_of(self._embed(prompt, pooling or self.embedding.pooling) for prompt in prompts)
         finish = partial(finished, pooled, self._dense, normalize=self.embedding.normalize)
         return await asyncio.to_thread(finish) if self._dense else finish()
 
@@ -194,7 +207,13 @@ class LocalEngine:
             supervisor.recoveries,
             supervisor.last,
             supervisor.note or None,
+            self._prefix,
         )
+
+    def release(self) -> None:
+        """Give away the requests that wait for ranks: they raise `ReleasedError`."""
+        for request in self._requests.movable():
+            self._end(request, ReleasedError(request.crashes))
 
     async def close(self) -> None:
         await self._supervisor.close()
@@ -211,7 +230,8 @@ class LocalEngine:
                     if request is not None:  # else: cancelled while this was on its way
                         asked = request.params.prompt_logprobs is not None and not request.made
                         prompt = tuple(request.scores) if asked else None
-                        self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, new.finish, prompt))
+                        token = Token(new.token, new.logprob, new.top, new.finish, prompt, new.cached)
+                        self._streams[new.id].put_nowait(token)
                         if self._requests.took(request, new.token, last=new.finish is not None):
                             self._send_due()
             case Scores():
@@ -229,7 +249,7 @@ class LocalEngine:
                 if refused is not None:
                     self._end(refused, RequestError(f"structured output: {event.message}", code=event.code))
             case Load():
-                self._running, self._waiting = event.running, event.waiting
+                self._running, self._waiting, self._prefix = event.running, event.waiting, event.prefix
             case Loading():
                 if self._on_progress is not None:
                     self._on_progress(event.progress)
@@ -245,6 +265,7 @@ class LocalEngine:
                 self._end(request, EngineError(f"after a restart there is room for {self.max_context} tokens only"))
         going_on = sum(bool(request.made) and not request.finished for request in self._requests.open.values())
         self._send_due()
+        self.on_change()
         return going_on
 
     def idle(self) -> bool:
@@ -252,6 +273,7 @@ class LocalEngine:
 
     def went_down(self, loss: Loss) -> bool:
         self._running = self._waiting = 0
+        self._prefix = None
         given_up = self._requests.interrupted(crashed=loss.crashed)
         for request in given_up:
             self._end(
@@ -262,12 +284,14 @@ class LocalEngine:
                     code="request_crashes_model",
                 ),
             )
+        self.on_change()
         for request in self._requests.open.values():
             if not request.sent:
                 self._limit_wait(request, INTERRUPTED_SECONDS)
         return bool(given_up)
 
     def failed(self, error: FerruleError) -> None:
+        self.on_change()
         for request in list(self._requests.open.values()):
             if not request.finished:
                 self._end(request, EngineError(f"the model has failed: {error}"))
@@ -329,6 +353,17 @@ class LocalEngine:
             timer.cancel()
 
 
+async def all_of(works: Iterable[Coroutine[None, None, Taken]]) -> list[Taken]:
+    """Results of ``works``, done at once. Where one fails, or this is cancelled, the others are ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _taken(item: Token | Vector | FerruleError, kind: type[Taken]) -> Taken:
     if isinstance(item, FerruleError):
         raise item
@@ -351,7 +386,7 @@ async def start(
     `ModelError`, `PlanError` or `ConfigError` before any process is started where the files or the split are at fault,
     `EngineError` where a rank fails.
     """
-    model = await in_background(lambda: prepare(options, choose_plan))
+    model = await prepared(options, choose_plan, on_progress)
     place = planner(model) if planner else LocalPlanner(lab, standby=options.standby).about(model)
     engine = LocalEngine(options, model, place)
     try:

@@ -12,12 +12,29 @@ from dataclasses import dataclass, field
 
 from ferrule.engine.messages import Add, Attach, Embed, attached
 from ferrule.engine.types import ImageInput, PromptToken, SamplingParams
+from ferrule.errors import EngineError
 from ferrule.model import PoolingMode
 
 POISON = 3
 """A request that was being answered in so many crashes in a row is given up."""
 CALM_TOKENS = 64
 """So many tokens after it was sent again, a request had no part in the last crash."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Past of a request that another engine had: the tokens ``made``, and the ``crashes`` in a row that it was in."""
+
+    made: tuple[int, ...] = ()
+    crashes: int = 0
+
+
+class ReleasedError(EngineError):
+    """An engine that has lost its ranks gives a request away, which was in so many ``crashes`` in a row."""
+
+    def __init__(self, crashes: int) -> None:
+        super().__init__("the request goes on elsewhere")
+        self.crashes = crashes
 
 
 @dataclass
@@ -65,9 +82,12 @@ class Requests:
         params: SamplingParams,
         pooling: PoolingMode | None = None,
         images: Sequence[ImageInput] = (),
+        history: History | None = None,
     ) -> Request:
         self._last += 1
         request = self.open[self._last] = Request(self._last, tuple(prompt), params, pooling, tuple(images))
+        if history is not None:
+            request.made, request.crashes = [*history.made], history.crashes
         return request
 
     def remove(self, request: Request) -> None:
@@ -77,6 +97,10 @@ class Requests:
     @property
     def unsent(self) -> int:
         return sum(not request.sent for request in self.open.values())
+
+    def movable(self) -> list[Request]:
+        """Those that no rank has, and that another engine may go on with: no suspects, which go on by themselves."""
+        return [each for each in self.open.values() if not (each.sent or each.finished or each.suspect)]
 
     def due(self) -> list[Request]:
         """The requests to send now, oldest first."""

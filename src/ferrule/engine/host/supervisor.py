@@ -87,7 +87,7 @@ class RankSupervisor:
         """Of the deployment that runs (`Deployment.note`)."""
         self.moving = False
         """Whether it is away only because it moves to a better place."""
-        self._options, self._planner, self._served, self._clock = options, planner, served, clock
+        self.options, self._planner, self._served, self._clock = options, planner, served, clock
         self._restarts = RestartPolicy()
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +124,7 @@ class RankSupervisor:
             await ranks.stop(0.3)
 
     async def _bring_up(self, loss: Loss | None, patience: float) -> Ranks:
-        return await self._launch(await self._planner.place(self._options, loss), patience)
+        return await self._launch(await self._planner.place(self.options, loss), patience)
 
     async def _launch(self, deployment: Deployment, patience: float) -> Ranks:
         begun = self._clock()

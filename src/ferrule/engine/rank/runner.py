@@ -15,6 +15,7 @@ from ferrule.engine.devices import Device, open_device
 from ferrule.engine.devices.peers.join import tensor_group
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
@@ -43,6 +44,11 @@ class Runner(Protocol):
     device_title: str
     weight_bytes: int
 
+    @property
+    def shared(self) -> SharedBlocks | None:
+        """Blocks of the prefix cache; None before `unshared`, and where there can be none."""
+        ...
+
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """Compute ``batch``, after dropping the caches that it releases. ``features``: on the driver, those of the
         images that begin in it. On the driver: logits (rows wanted, vocabulary) in float32, on the device, which may
@@ -67,6 +73,16 @@ class Runner(Protocol):
 
     def state_bytes(self, sequence: int) -> int:
         """Bytes that ``sequence`` takes on this rank however long it is: what recurrent layers keep of it."""
+        ...
+
+    def unshared(self, sequence: int) -> str | None:
+        """Why sequences that begin alike cannot share what was computed of that, such as ``layers with a recurrent
+        state``; None where they can. ``sequence``: one that has run."""
+        ...
+
+    @property
+    def copies_blocks(self) -> bool:
+        """Whether `shared` has copies, beside what sequences have. To be called after `reserve`."""
         ...
 
     def cache_memory(self) -> int:

@@ -15,6 +15,7 @@ from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
 from ferrule.plan.one_machine import LEAST_CONTEXT
 from ferrule.process import boot_id
+from ferrule.process.memory import private_bytes
 
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
@@ -26,12 +27,15 @@ ACCELERATOR_ROWS = 256
 @dataclass(frozen=True)
 class Trial:
     """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` at most. ``step_seconds``: what
-    one token of one sequence took. ``ridge``: see `Limits`."""
+    one token of one sequence took. ``ridge``: see `Limits`. ``unshared``: see `Runner.unshared`, of any rank;
+    ``copies``: whether any has copies of blocks."""
 
     cache_tokens: int
     sequences: int
     step_seconds: float
     ridge: int
+    unshared: str | None = None
+    copies: bool = False
 
 
 def warm_up(runner: Runner) -> Trial:
@@ -40,12 +44,15 @@ def warm_up(runner: Runner) -> Trial:
     runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
     seconds = min(_seconds(runner, Batch((Span(0, WARM_UP + i, 1, True),), (0,))) for i in range(2))
     per_token, state = max(1, runner.cache_bytes_per_token(0)), runner.state_bytes(0)
+    unshared = runner.unshared(0)
     runner.run(Batch(released=(0,)))
     for number in range(1, len(runner.options.adapters) + 1):  # what cannot run is refused before any request comes
         runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP, adapters=(number,)))
         runner.run(Batch(released=(0,)))
     world = runner.world
     free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
+    copies, left = runner.options.copies, runner.options.copies_left
+    free = (free - left * private_bytes()) / copies  # those to come will hold what this one holds
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)
     tokens = BUILT_IN_ENGINE.cache_tokens(free, per_token, sequences, state)
     room = np.array([tokens, sequences, runner.captured_room()], dtype=np.int64)
@@ -57,7 +64,10 @@ def warm_up(runner: Runner) -> Trial:
         )
     tokens, sequences, captured = (int(each) for each in room)
     runner.reserve(tokens, sequences, captured)
-    return Trial(tokens, sequences, seconds, _ridge(runner, seconds, tokens))
+    of_all = tell_all(world, (unshared or "", runner.copies_blocks), TELL_TIMEOUT)
+    reason = next((each for each, _ in of_all if each), None)
+    copies = any(each for _, each in of_all)
+    return Trial(tokens, sequences, seconds, _ridge(runner, seconds, tokens), reason, copies)
 
 
 def _ridge(runner: Runner, token_seconds: float, cache_tokens: int) -> int:

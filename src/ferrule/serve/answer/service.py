@@ -16,7 +16,8 @@ from ferrule.serve.structured.grammars import Grammars
 from ferrule.serve.tools.families import Dialect
 
 MAX_SEQUENCES = 256
-"""Sequences that may be running or waiting at once over all requests; beyond that clients are asked to come back."""
+"""Sequences that may be running or waiting at once over all requests, for each replica that is ready; beyond that
+clients are asked to come back."""
 
 PING_SECONDS = 15.0
 """Seconds of silence in a stream after which a sign of life is sent: clients and proxies give up after 30 to 60."""
@@ -75,10 +76,11 @@ class Service:
             raise ApiError(503, f"the model is {health.state}", code="not_ready", retry_after=1)
         if sequences > self._max_sequences:
             raise ApiError(400, f"{sequences} sequences in one request; at most {self._max_sequences}", param="n")
-        if self._sequences + sequences > self._max_sequences:
+        most = self._max_sequences * max(1, sum(each.state == "ready" for each in health.replicas))
+        if self._sequences + sequences > most:
             raise ApiError(
                 429,
-                f"{self._sequences} sequences are being served, of at most {self._max_sequences}; try again later",
+                f"{self._sequences} sequences are being served, of at most {most}; try again later",
                 code="too_many_requests",
                 retry_after=1,
             )

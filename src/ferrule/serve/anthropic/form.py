@@ -126,7 +126,7 @@ def signature(thought: str) -> str:
 
 
 def _usage(counts: Counts) -> Usage:
-    return Usage(counts.prompt, counts.completion)
+    return Usage(counts.prompt - counts.cached, counts.completion, cache_read_input_tokens=counts.cached)
 
 
 def _event(event: Event) -> bytes:

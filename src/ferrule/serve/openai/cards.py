@@ -41,4 +41,5 @@ class Cards:
             root=base,
             parent=base,
             state=state_of(engine),
+            replicas=engine.health().replicas or UNSET,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import Recovery
+from ferrule.engine import PrefixUse, Recovery, ReplicaHealth
 from ferrule.serve.answer.form import Counts
 
 
@@ -15,15 +15,21 @@ class CompletionDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 def usage(counts: Counts) -> Usage:
-    return Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
+    total = counts.prompt + counts.completion
+    return Usage(counts.prompt, counts.completion, total, PromptDetails(counts.cached))
 
 
 def chat_usage(counts: Counts) -> Usage:
@@ -157,7 +163,7 @@ class ModelCard(msgspec.Struct):
     """``max_model_len``, ``context_length``, ``context_window``: the same number of tokens, as clients of vLLM, of
     routers and of others look for it. ``capabilities``: words of Ollama's, and some more.
     ``root`` and ``parent``: of one with an adapter, the model that it changes. ``state``: as at ``/health``, or
-    ``unloaded``."""
+    ``unloaded``. ``replicas``: whole copies, where there are to be several, as at ``/health``."""
 
     id: str
     created: int
@@ -170,6 +176,7 @@ class ModelCard(msgspec.Struct):
     root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
     state: str | UnsetType = UNSET
+    replicas: tuple[ReplicaHealth, ...] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
@@ -188,18 +195,20 @@ class ModelHealth(msgspec.Struct, omit_defaults=True):
     pinned: bool = False
     error: str | None = None
     note: str | None = None
+    prefix_cache: PrefixUse | None = None
 
 
 class ManyHealthBody(msgspec.Struct):
-    """``model``: that of requests which name none."""
+    """``models``: those that the caller may use; ``model``: of these that of requests which name none."""
 
     status: str
-    model: str
     models: dict[str, ModelHealth]
+    model: str | UnsetType = UNSET
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """``since``: when this state began, in seconds since 1970. ``note``: as in `ferrule.engine.Health`."""
+    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``: as in
+    `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -210,3 +219,5 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     last_recovery: Recovery | None = None
     error: str | None = None
     note: str | None = None
+    prefix_cache: PrefixUse | None = None
+    replicas: tuple[ReplicaHealth, ...] = ()

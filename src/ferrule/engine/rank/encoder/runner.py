@@ -22,6 +22,9 @@ from ferrule.model.families.encoders import WHOLE
 class EncoderRunner:
     """`Runner` of the only rank."""
 
+    shared: None = None
+    copies_blocks = False
+
     def __init__(
         self,
         options: RankOptions,
@@ -54,6 +57,10 @@ class EncoderRunner:
             end += span.tokens
         with torch.inference_mode():
             return torch.cat(self.hidden(texts))
+
+    def unshared(self, sequence: int) -> str | None:
+        """See `Runner.unshared`."""
+        return "an encoder"
 
     def hidden(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Hidden states (tokens, width) of each of ``texts``, on the device."""
