@@ -93,6 +93,22 @@ def test_an_image_that_takes_too_long_or_is_given_up_leaves_no_process(run: Call
     run(body, limit=0.3)
 
 
+def test_what_is_read_when_it_is_closed_is_given_up(run: Callable[..., None]) -> None:
+    async def body(reader: ImageReader) -> None:
+        starting = asyncio.ensure_future(reader.read(b"one"))
+        while reader.pid is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await reader.close()
+        with pytest.raises(EngineError):
+            await starting
+        with pytest.raises(EngineError, match="was closed"):
+            await reader.read(b"two")
+        assert reader.pid is None
+
+    run(body)
+
+
 def test_it_gets_no_secrets(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FERRULE_API_KEY", "HF_TOKEN", "FERRULE_PIN"):
         monkeypatch.setenv(name, "x")

@@ -93,10 +93,10 @@ def prepare(
     if lacks_head(directory, tied=spec.tied, has_head=has_head):
         embedding = replace(embedding, only=True)
     known = identity(directory, layout)
+    images = told_of(directory)
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     ends |= tokenizer.end_tokens
-    images = told_of(directory)
     return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense)
 
 

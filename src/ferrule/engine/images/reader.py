@@ -25,7 +25,6 @@ READ_SECONDS = 30.0
 IDLE_SECONDS = 300.0
 """After which it ends: it holds some 300 MiB."""
 
-
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 """In names of variables that the process does not get, as it decodes what strangers send."""
 
@@ -36,6 +35,9 @@ class _Running:
     log: IO[bytes]
 
     def complaint(self) -> str:
+        """The last line of its errors."""
+        if self.log.closed:
+            return ""
         self.log.seek(0)
         return last_line(self.log.read().decode(errors="replace"))
 
@@ -48,6 +50,7 @@ class ImageReader:
         self._lock = asyncio.Lock()
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -67,12 +70,13 @@ class ImageReader:
             finally:
                 if answer is None:  # also when cancelled: the next one would get this answer
                     await self._end()
-                else:
+                elif not self._closed:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(self._idle_seconds, self._end_idle)
 
     async def close(self) -> None:
-        """End the process. What is being read is given up."""
+        """End the process, for good. What is being read is given up."""
+        self._closed = True
         self._stop_timer()
         await self._end()
 
@@ -86,6 +90,8 @@ class ImageReader:
             env={name: value for name, value in os.environ.items() if not _SECRET.search(name)},
         )
         running = self._running = _Running(process, log)
+        if self._closed:  # meanwhile: `read` ends the process
+            raise EngineError("the engine was closed")
         try:
             async with asyncio.timeout(START_SECONDS):
                 await _received(process)
