@@ -12,7 +12,8 @@ from seeing_models import image, make
 from test_vision_parity import by_transformers
 
 from ferrule.engine import EngineOptions, ImagePrompt, LocalEngine, SamplingParams
-from ferrule.engine.host.local import start
+from ferrule.engine.host.local_ranks import LocalPlanner
+from ferrule.engine.host.prepare import prepare
 from ferrule.errors import RequestError
 
 pytestmark = pytest.mark.slow
@@ -35,12 +36,13 @@ def test_an_answer_about_images_goes_on_after_a_rank_was_killed(tmp_path: Path) 
         return made
 
     async def body() -> None:
-        engine = await start(EngineOptions(str(tmp_path), pipeline=2, dtype="float32", threads=1, batch_tokens=16))
+        options = EngineOptions(str(tmp_path), pipeline=2, dtype="float32", threads=1, batch_tokens=16)
+        engine = LocalEngine(options, prepare(options), LocalPlanner(standby=False))
         try:
-            assert "transformers" in engine.ranks[0].device
             assert engine.image_marker == "<|image_pad|>"
             text = f"w5 w17 {engine.image_marker} w42 {engine.image_marker} w7"
-            prompt = await engine.read_images(text, [one, two])
+            _, prompt = await asyncio.gather(engine.load(None), engine.read_images(text, [one, two]))
+            assert "transformers" in engine.ranks[0].device
             expected, _ = by_transformers(tmp_path, prompt, TOKENS)
             assert await answer(engine, prompt) == expected
             beside = ImagePrompt((11, 12, 13), ())

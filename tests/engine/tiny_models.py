@@ -202,7 +202,11 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 """More families that the planner counts by arithmetic."""
 
-SEEING: dict[str, dict[str, Any]] = {"qwen2_5_vl_text": {}, "qwen3_vl_text": {}}
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl_text": {},
+    "qwen3_vl_text": {},
+    "qwen3_vl_moe_text": {**EXPERTS, "num_experts": 6},
+}
 """Language models that are parts of others, which take images (vision/seeing_models.py)."""
 
 _LINEAR: dict[str, Any] = {

@@ -50,6 +50,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "qwen2_moe": _NARROW | _WINDOW | {"layer_types", "use_sliding_window", "shared_expert_intermediate_size"},
     "qwen3": _HEAD,
     "qwen3_moe": _NARROW,
+    "qwen3_vl_moe_text": _NARROW | _HEAD,
     "qwen3_vl_text": _HEAD,
     "seed_oss": _HEAD,
     "youtu": frozenset({"q_lora_rank", "v_head_dim"}),

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tiny_models import COMMON
+from safetensors.torch import load_file, save_file
+from tiny_models import COMMON, EXPERTS
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -48,6 +49,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 128,
         "video_token_id": 129,
     },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **_TEXT, **EXPERTS, "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+            "num_experts": 4, "mlp_only_layers": [1], "moe_intermediate_size": 24,
+        },
+        "vision_config": {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+        "vision_start_token_id": 127,
+        "vision_end_token_id": 128,
+        "video_token_id": 129,
+    },
     "gemma3": {
         "text_config": {
             **_TEXT,
@@ -79,6 +90,7 @@ _QWEN_IMAGES = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"short
 PROCESSORS = {
     "qwen2_5_vl": _QWEN_IMAGES,
     "qwen3_vl": _QWEN_IMAGES,
+    "qwen3_vl_moe": _QWEN_IMAGES,
     "gemma3": Gemma3ImageProcessorPil(size={"height": 32, "width": 32}),
     "mistral3": PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size=4),
 }
@@ -88,6 +100,7 @@ _QWEN_TOKENS = {127: "<|vision_start|>", 128: "<|vision_end|>", IMAGE: "<|image_
 SPECIAL = {
     "qwen2_5_vl": _QWEN_TOKENS,
     "qwen3_vl": _QWEN_TOKENS,
+    "qwen3_vl_moe": _QWEN_TOKENS,
     "gemma3": {124: "\n\n", 127: "<start_of_image>", 128: "<end_of_image>", IMAGE: "<image_soft_token>"},
     "mistral3": {125: "[IMG_BREAK]", 126: "[IMG_END]", IMAGE: "[IMG]"},
 }
@@ -105,6 +118,10 @@ def make(name: str, directory: Path, **changes: Any) -> Path:
             centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
             parameter.copy_(centre + 0.08 * torch.randn(parameter.shape))
     model.save_pretrained(directory)
+    file = directory / "model.safetensors"
+    stored = load_file(file)
+    turned = {key: each.transpose(1, 2).contiguous() for key, each in stored.items() if ".experts." in key}
+    save_file(stored | turned, file, {"format": "pt"})  # as they are published
     PROCESSORS[name].save_pretrained(directory)
     save_tokenizer(directory, SPECIAL[name])
     return directory

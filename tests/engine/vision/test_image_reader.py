@@ -17,7 +17,7 @@ from ferrule.engine.images.reader import ImageReader
 from ferrule.errors import EngineError
 
 PROGRAM = """
-import struct, sys, time
+import os, struct, sys, time
 import msgspec
 def send(data):
     sys.stdout.buffer.write(struct.pack("<Q", len(data)) + data)
@@ -28,6 +28,8 @@ while header := sys.stdin.buffer.read(8):
     file = sys.stdin.buffer.read(*struct.unpack("<Q", header))
     if file == b"hang":
         time.sleep(60)
+    if file == b"secrets":
+        file = repr(sorted(name for name in os.environ if name.startswith(("FERRULE_", "HF_")))).encode()
     if file == b"die":
         sys.exit("out of memory")
     send(msgspec.msgpack.encode({"fault": file.decode()}))
@@ -89,6 +91,19 @@ def test_an_image_that_takes_too_long_or_is_given_up_leaves_no_process(run: Call
         assert reader.pid is None
 
     run(body, limit=0.3)
+
+
+def test_it_gets_no_secrets(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FERRULE_API_KEY", "HF_TOKEN", "FERRULE_PIN"):
+        monkeypatch.setenv(name, "x")
+
+    async def body(reader: ImageReader) -> None:
+        found = str((await reader.read(b"secrets")).fault)
+        assert "FERRULE_PIN" in found
+        assert "KEY" not in found
+        assert "TOKEN" not in found
+
+    run(body)
 
 
 def test_it_ends_when_no_image_comes(run: Callable[..., None]) -> None:

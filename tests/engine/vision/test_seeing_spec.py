@@ -63,6 +63,7 @@ def test_others_are_refused_by_name(tmp_path: Path) -> None:
     config = {"model_type": "qwen2_vl", "text_config": {}, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        ModelError, match="a multimodal qwen2_vl model; of those only gemma3, mistral3, qwen2_5_vl, qwen3_vl are run"
+        ModelError,
+        match="a multimodal qwen2_vl model; of those only gemma3, mistral3, qwen2_5_vl, qwen3_vl, qwen3_vl_moe are run",
     ):
         read_config(tmp_path)

@@ -101,4 +101,5 @@ FAMILIES: dict[str, ImageFamily] = {
     "mistral3": ImageFamily(10, ("pixel_values", "image_sizes"), _mistral, lambda told: {"patch_size": told.side}),
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import sys
 import tempfile
 from contextlib import suppress
@@ -22,6 +24,10 @@ READ_SECONDS = 30.0
 """Of one image."""
 IDLE_SECONDS = 300.0
 """After which it ends: it holds some 300 MiB."""
+
+
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+"""In names of variables that the process does not get, as it decodes what strangers send."""
 
 
 @dataclass
@@ -77,6 +83,7 @@ class ImageReader:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            env={name: value for name, value in os.environ.items() if not _SECRET.search(name)},
         )
         running = self._running = _Running(process, log)
         try:

@@ -277,6 +277,20 @@ def _fill_stacked(
             raise RuntimeError(f"expected {cut.of} rows an expert, the checkpoint has {offset}")
 
 
+class _Uncut:
+    """``model`` as conversions ask it, for the shape of the parameter that they make: ``name``, which is ``whole``
+    before it is cut."""
+
+    def __init__(self, model: nn.Module, name: str, whole: Tensor) -> None:
+        self._model, self._name, self._whole = model, name, whole
+
+    def get_parameter(self, name: str) -> Tensor:
+        return self._whole if name == self._name else self._model.get_parameter(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
 def _fill_converted(
     held: Tensor,
     name: str,
@@ -294,7 +308,7 @@ def _fill_converted(
             source_patterns=converter.source_patterns,
             target_patterns=converter.target_patterns,
             full_layer_name=name,
-            model=model,
+            model=_Uncut(model, name, torch.empty(_whole(held, cut), dtype=held.dtype, device="meta")),
             config=model.config,
             missing_keys=None,
         )

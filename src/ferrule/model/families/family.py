@@ -90,6 +90,7 @@ ONLY_EXPERTS = Cuts(attention=None, dense=False, shared=False)
 
 LLAMA = Family(query_bias=BIAS, output_bias=BIAS, mlp_bias="mlp_bias")
 QWEN3 = Family(query_bias=BIAS, output_bias=BIAS, query_norm="head", window="late")
+QWEN3_VL = replace(QWEN3, window=None)
 GEMMA = Family(query_bias=BIAS, output_bias=BIAS, tied=True, defaults={"head_dim": 256})
 DEEPSEEK = Family(attention="latent", query_bias=BIAS, output_bias=BIAS, router_bias=True)
 DSA = replace(
@@ -161,7 +162,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl_text": Family(query_bias=True, window="late"),
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3,
-    "qwen3_vl_text": Family(query_bias=BIAS, output_bias=BIAS, query_norm="head"),
+    "qwen3_vl_text": QWEN3_VL,
+    "qwen3_vl_moe_text": replace(QWEN3_VL, experts_inputs_first=True),
     "gemma": GEMMA,
     "gemma2": replace(
         GEMMA, norms=4, window=2, defaults={"head_dim": 256, "sliding_window": 4096, "num_key_value_heads": 4}
@@ -351,7 +353,7 @@ PROGRAMS = frozenset(
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """A ``model_type`` that transformers does not have -> that of the class which its ``auto_map`` only repeats."""
 
-SEEING = frozenset({"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"})
+SEEING = frozenset({"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 """Families of models that take images, whose language models are families of the table above."""
 
 ANY = Family(tensor=False, stages=False)
