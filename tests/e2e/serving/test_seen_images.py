@@ -62,7 +62,7 @@ def test_images_are_answered_over_http_as_by_transformers(tmp_path: Path) -> Non
         assert "vision" in client.models.retrieve("seer").capabilities  # type: ignore[attr-defined]
         for url, told in (
             (data_url(one[:-300]), "image 1 cannot be read: it is damaged"),
-            (f"{server.url.replace('http', 'https')}/a.png", "is not in the public internet"),
+            (f"{server.url.replace('http', 'https')}/a.png", "there is no '127.0.0.1' in the public internet"),
         ):
             with pytest.raises(openai.BadRequestError, match=told) as caught:
                 ask(url)

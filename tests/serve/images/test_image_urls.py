@@ -127,11 +127,14 @@ def test_images_are_fetched(site: Site, caplog: pytest.LogCaptureFixture) -> Non
         ("http://pictures.example/a.png", "only https:// .* not http://pictures.example/a.png"),
         ("https://me:secret@pictures.example/a", "only https:// without a user's name"),
         ("https:///a.png", "only https://"),
-        ("https://nowhere.example/a?secret", "there is no host 'nowhere.example'"),
-        ("https://empty.example/a", "there is no host"),
-        ("https://inside.example/a", "'inside.example' is not in the public internet; send the image as a data URL"),
+        ("https://nowhere.example/a?secret", "there is no 'nowhere.example' in the public internet"),
+        ("https://empty.example/a", "there is no 'empty.example'"),
+        (
+            "https://inside.example/a",
+            "there is no 'inside.example' in the public internet; send",
+        ),
         ("/to/http://pictures.example/a", "only https:// .* not http://pictures.example/a"),
-        ("/to/https://inside.example/a", "'inside.example' is not in the public internet"),
+        ("/to/https://inside.example/a", "there is no 'inside.example'"),
         ("/round?secret", "leads to more than 3 further URLs"),
         ("/none?secret", "/none answered with status 404"),
         ("/page", "it is no image"),
@@ -165,7 +168,7 @@ def test_a_request_has_so_many_bytes(site: Site, monkeypatch: pytest.MonkeyPatch
 )
 def test_this_machine_is_not_asked(url: str) -> None:
     """By the fetcher as it is served."""
-    with pytest.raises(RequestError, match=r"is not in the public internet|there is no host"):
+    with pytest.raises(RequestError, match="in the public internet"):
         asyncio.run(Fetcher().fetch(ShownImage(url, "where")))
 
 

@@ -20,7 +20,7 @@ from seeing import MODEL, PARTS, STRINGS, TOKENS, USERS, SeeingEngine, base64_of
 from ferrule.engine import SamplingParams
 from ferrule.serve.answer.prepared import SMALL_BODY
 from ferrule.serve.app import create_app
-from ferrule.serve.images.shown import MOST_IMAGES
+from ferrule.serve.images import take
 from ferrule.serve.models.many import ManyModels
 from ferrule.serve.models.memory import Memory
 from ferrule.serve.models.offer import Need, Offer, Unloaded
@@ -156,7 +156,7 @@ def test_ollama(engine: SeeingEngine, server: tuple[SeeingEngine, str]) -> None:
                 client.generate(MODEL, "What?", **{"images": [RED], **fields})  # type: ignore[arg-type]
 
 
-def test_responses(client: openai.OpenAI, engine: SeeingEngine) -> None:
+def test_responses(client: openai.OpenAI, engine: SeeingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept for those that follow; as the results of tools, too."""
     content: Any = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": RED_URL}]
     first = client.responses.create(model=MODEL, input=[{"role": "user", "content": content}])
@@ -175,11 +175,12 @@ def test_responses(client: openai.OpenAI, engine: SeeingEngine) -> None:
     assert answer.usage is not None
     assert answer.usage.input_tokens == len(engine.calls[-1].prompt)
     assert client.responses.input_tokens.count(**fields).input_tokens == answer.usage.input_tokens
-    many: Any = [{"type": "input_image", "image_url": data_url(RED, "image/*")}] * MOST_IMAGES
+    monkeypatch.setattr(take, "MOST_IMAGES", 3)
+    many: Any = [{"type": "input_image", "image_url": data_url(RED, "image/*")}] * 3
     fields["input"] = [{"role": "user", "content": many}]
     client.responses.create(**fields)  # the oldest turn is left out
-    assert engine.seen[-1] == [RED] * MOST_IMAGES
-    with pytest.raises(openai.BadRequestError, match="a request may have 64") as caught:
+    assert engine.seen[-1] == [RED] * 3
+    with pytest.raises(openai.BadRequestError, match="a request may have 3") as caught:
         client.responses.create(**{**fields, "truncation": "disabled"})
     assert caught.value.code == "too_many_images"
     kept = client.responses.input_items.list(first.id).data[0]

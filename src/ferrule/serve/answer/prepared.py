@@ -37,7 +37,7 @@ class RequestReader:
 
     async def see(self, text: str, shown: Sequence[ShownImage], *, special: bool = False) -> ImagePrompt:
         """The prompt of ``text``, which shows images. ``special``: with the tokens that begin a text. Raises
-        `RequestError` for a image that cannot be used, and what `prepared` raises."""
+        `RequestError` for an image that cannot be used, and what `prepared` raises."""
         seeing = self._see(text, shown, special)
         if self._beside:
             return await seeing

@@ -22,7 +22,6 @@ clients are asked to come back."""
 PING_SECONDS = 15.0
 """Seconds of silence in a stream after which a sign of life is sent: clients and proxies give up after 30 to 60."""
 
-
 IMAGE_READERS = 2
 """Requests whose images are decoded and prepared at once; others wait."""
 

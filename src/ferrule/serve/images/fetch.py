@@ -105,10 +105,8 @@ class Fetcher:
             found = [ip_address(each.partition("%")[0]) for each in await self._resolve(host, port)]
         except (OSError, UnicodeError):
             found = []
-        if not found:
-            raise refused(shown, f"there is no host {host[:SHOWN]!r}")
-        if not all(map(self._allowed, found)):
-            raise refused(shown, f"{host[:SHOWN]!r} is not in the public internet; send the image as a data URL")
+        if not found or not all(map(self._allowed, found)):  # which of the two, strangers need not know
+            raise refused(shown, f"there is no {host[:SHOWN]!r} in the public internet; send the image as a data URL")
         return httpx.Request(
             "GET",
             parsed.copy_with(host=str(found[0]), fragment=None),
