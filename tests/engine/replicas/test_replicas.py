@@ -230,11 +230,43 @@ def test_replicas_apart_come_when_their_places_can_have_them(monkeypatch: pytest
         assert len(engine.ranks) == 4
         await engine.close()
         assert engine.health().state == "closed"
-        bad = FakeStarter(loads=9)
-        broken = place_of(FakePlanner(FakeStarter(loads=-1, code=1)))
+        broken = [place_of(FakePlanner(FakeStarter(loads=-1, code=1))), place_of(Away(FakeStarter(loads=1)))]
+        there.clear()
         with pytest.raises(EngineError, match="ended with status 1"):
-            await start_replicas_apart(MODEL, [place_of(FakePlanner(bad)), broken])
-        assert all(ranks.stopped for ranks in bad.started), "what was loaded is closed"
+            await start_replicas_apart(MODEL, broken)
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_fails_to_load_is_tried_again_and_the_model_is_served_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starting, "RETRY_SECONDS", 0.01)
+    failing = FakeStarter(loads=-1, code=1)
+
+    async def main() -> None:
+        engine = await start_replicas_apart(
+            MODEL, [place_of(FakePlanner(FakeStarter(loads=1))), place_of(FakePlanner(failing))]
+        )
+        health = engine.health()
+        assert (health.state, [each.state for each in health.replicas]) == ("ready", ["ready", "failed"])
+        assert health.note is not None
+        assert "replica 2 of 2 is failed: rank 0 ended with status 1" in health.note
+        failing.loads = 9
+        async with asyncio.timeout(10):
+            while engine.health().note:
+                await asyncio.sleep(0.001)
+        await engine.close()
+
+        loaded = FakeStarter(loads=9)
+
+        class Wrong(FakePlanner):
+            async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+                raise ValueError("a fault of ours")
+
+        with pytest.raises(ValueError, match="a fault of ours"):
+            await start_replicas_apart(MODEL, [place_of(FakePlanner(loaded)), place_of(Wrong(loaded))])
+        assert all(ranks.stopped for ranks in loaded.started), "what was loaded is closed"
 
     asyncio.run(main())
 

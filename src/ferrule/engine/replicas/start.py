@@ -18,7 +18,8 @@ from ferrule.errors import FerruleError, ModelUnavailable
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-"""Pause before a replica is tried again whose place cannot have it now."""
+"""Pause before a replica is tried again whose place cannot have it now; of one that failed, twice as long each time."""
+MOST_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,19 @@ async def start_replicas(
 async def start_replicas_apart(
     model: PreparedModel, places: Sequence[ReplicaPlace], on_progress: ProgressCallback | None = None
 ) -> Replicas:
-    """Load a replica of ``model`` at each of ``places``, which share no host, at once. Those that cannot be had now
-    come later by themselves, as long as there is one. Raises `ModelUnavailable` where there is none, and
-    `EngineError` where a rank fails; no replica is left then."""
+    """Load a replica of ``model`` at each of ``places``, which share no host, at once. Those that cannot be loaded now
+    are tried again, as long as there is one. Raises why there is none: an `EngineError` where a rank fails, else
+    `ModelUnavailable`; no replica is left then."""
     loading = [
         asyncio.create_task(_load(number, place, model, on_progress), name=f"replica {number + 1}")
         for number, place in enumerate(places)
     ]
     try:
         await asyncio.wait(loading)
-        final = [error for each in loading if (error := each.exception()) and not isinstance(error, ModelUnavailable)]
-        if final:
-            raise final[0]
+        errors = [error for task in loading if (error := task.exception()) is not None]
+        errors.sort(key=lambda error: (isinstance(error, FerruleError), isinstance(error, ModelUnavailable)))
+        if errors and (len(errors) == len(places) or not isinstance(errors[0], FerruleError)):
+            raise errors[0]
     except BaseException:  # also where this is cancelled meanwhile
         for task in loading:
             task.cancel()
@@ -72,30 +74,26 @@ async def start_replicas_apart(
         await asyncio.gather(*(each.close() for each in ended if isinstance(each, LocalEngine)))
         raise
     results = await asyncio.gather(*loading, return_exceptions=True)
-    engines = [each for each in results if isinstance(each, LocalEngine)]
-    if not engines:
-        await loading[0]  # raises why
-    found = Replicas(engines[0], len(places))
+    found = Replicas(next(each for each in results if isinstance(each, LocalEngine)), len(places))
     for number, (place, result) in enumerate(zip(places, results, strict=True)):
         if isinstance(result, LocalEngine):
             found.add(number, result, place.speed())
-        elif isinstance(result, ModelUnavailable):
+        elif isinstance(result, FerruleError):
             found.lacks(number, result)
             found.add_later(number, _keep_trying(found, number, place, model))
     return found
 
 
 async def _keep_trying(found: Replicas, number: int, place: ReplicaPlace, model: PreparedModel) -> None:
+    pause = RETRY_SECONDS
     while True:
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(pause)
         try:
             engine = await _load(number, place, model, None)
-        except ModelUnavailable as error:
-            found.lacks(number, error)
         except FerruleError as error:
-            _log.warning("replica %d does not come: %s", number + 1, error)
+            _log.info("replica %d cannot be loaded: %s", number + 1, error)
             found.lacks(number, error)
-            return
+            pause = RETRY_SECONDS if isinstance(error, ModelUnavailable) else min(2 * pause, MOST_SECONDS)
         else:
             found.add(number, engine, place.speed())
             return
