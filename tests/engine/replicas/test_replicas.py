@@ -284,3 +284,35 @@ def test_copies_of_one_machine_share_its_cores_and_say_who_loads(monkeypatch: py
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_copies_that_share_memory_are_loaded_one_after_the_other_others_at_once(copies: int) -> None:
+    loading, most, let = 0, 0, asyncio.Event()
+
+    class Slow(FakePlanner):
+        async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+            nonlocal loading, most
+            loading += 1
+            most = max(most, loading)
+            if most == 3 - copies:
+                let.set()
+            await let.wait()
+            loading -= 1
+            return await super().place(options, loss)
+
+    async def main() -> None:
+        starters = [FakeStarter(loads=1), FakeStarter(loads=1)]
+        places = [place_of(Slow(each), copies=copies) for each in starters]
+        engine = await start_replicas(MODEL, places)
+        assert most == 3 - copies
+        await engine.close()
+
+        begun = FakeStarter(loads=1)
+        broken = FakeStarter(loads=-1, code=1)
+        places = [place_of(FakePlanner(each), copies=copies) for each in (begun, broken)]
+        with pytest.raises(EngineError, match="ended with status 1"):
+            await start_replicas(MODEL, places)
+        assert all(ranks.stopped for each in (begun, broken) for ranks in each.started)
+
+    asyncio.run(main())

@@ -35,14 +35,13 @@ class ReplicaPlace:
 async def start_replicas(
     model: PreparedModel, places: Sequence[ReplicaPlace], on_progress: ProgressCallback | None = None
 ) -> Replicas:
-    """Load a replica of ``model`` at each of ``places`` of one machine, one after the other. Raises `EngineError` where
-    a rank fails; no replica is left then."""
-    loaded: list[LocalEngine] = []
+    """Load a replica of ``model`` at each of ``places`` of one machine: one after the other where they share memory,
+    so that each knows what is left, else at once. Raises `EngineError` where a rank fails; no replica is left then."""
+    loading = _loading(model, places, on_progress, apart=all(place.options.copies == 1 for place in places))
     try:
-        for number, place in enumerate(places):
-            loaded.append(await _load(number, place, model, on_progress))
+        loaded = await asyncio.gather(*loading)
     except BaseException:
-        await asyncio.gather(*(engine.close() for engine in loaded))
+        await _give_up(loading)
         raise
     found = Replicas(loaded[0], len(places))
     for number, (place, engine) in enumerate(zip(places, loaded, strict=True)):
@@ -57,21 +56,15 @@ async def start_replicas_apart(
     """Load a replica of ``model`` at each of ``places``, which share no host, at once. Those that cannot be loaded now
     are tried again, as long as there is one. Raises why there is none: an `EngineError` where a rank fails, else
     `ModelUnavailable`; no replica is left then."""
-    loading = [
-        asyncio.create_task(_load(number, place, model, on_progress), name=f"replica {number + 1}")
-        for number, place in enumerate(places)
-    ]
+    loading = _loading(model, places, on_progress, apart=True)
     try:
         await asyncio.wait(loading)
         errors = [error for task in loading if (error := task.exception()) is not None]
         errors.sort(key=lambda error: (isinstance(error, FerruleError), isinstance(error, ModelUnavailable)))
         if errors and (len(errors) == len(places) or not isinstance(errors[0], FerruleError)):
             raise errors[0]
-    except BaseException:  # also where this is cancelled meanwhile
-        for task in loading:
-            task.cancel()
-        ended = await asyncio.gather(*loading, return_exceptions=True)
-        await asyncio.gather(*(each.close() for each in ended if isinstance(each, LocalEngine)))
+    except BaseException:
+        await _give_up(loading)
         raise
     results = await asyncio.gather(*loading, return_exceptions=True)
     found = Replicas(next(each for each in results if isinstance(each, LocalEngine)), len(places))
@@ -82,6 +75,29 @@ async def start_replicas_apart(
             found.lacks(number, result)
             found.add_later(number, _keep_trying(found, number, place, model))
     return found
+
+
+def _loading(
+    model: PreparedModel, places: Sequence[ReplicaPlace], on_progress: ProgressCallback | None, *, apart: bool
+) -> list[asyncio.Task[LocalEngine]]:
+    """``apart``: at once, else each when the one before has ended."""
+    turn = asyncio.Semaphore(len(places) if apart else 1)
+
+    async def load(number: int, place: ReplicaPlace) -> LocalEngine:
+        async with turn:
+            return await _load(number, place, model, on_progress)
+
+    return [
+        asyncio.create_task(load(number, place), name=f"replica {number + 1}") for number, place in enumerate(places)
+    ]
+
+
+async def _give_up(loading: Sequence[asyncio.Task[LocalEngine]]) -> None:
+    """Close what was loaded, and end what is loading."""
+    for task in loading:
+        task.cancel()
+    ended = await asyncio.gather(*loading, return_exceptions=True)
+    await asyncio.gather(*(each.close() for each in ended if isinstance(each, LocalEngine)))
 
 
 async def _keep_trying(found: Replicas, number: int, place: ReplicaPlace, model: PreparedModel) -> None:
