@@ -12,7 +12,6 @@ from msgspec.structs import asdict
 
 from ferrule.model.spec import Counted
 from ferrule.plan import (
-    Apart,
     Candidate,
     DeviceSpec,
     Objective,
@@ -199,29 +198,6 @@ class WhatIfJson(msgspec.Struct, frozen=True):
     unit: str
 
 
-class ApartJson(msgspec.Struct, frozen=True):
-    """Prompts and tokens on devices of their own, by stages."""
-
-    prompts: tuple[Stage, ...]
-    tokens: tuple[Stage, ...]
-    ttft_seconds: float
-    tokens_per_s: float
-    throughput: float
-    memory: tuple[MemoryJson, ...]
-
-    @classmethod
-    def of(cls, apart: Apart) -> ApartJson:
-        prediction = apart.prediction
-        return cls(
-            apart.prompts.stages,
-            apart.tokens.stages,
-            prediction.ttft_seconds,
-            prediction.tokens_per_s,
-            prediction.throughput,
-            tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
-        )
-
-
 class AnswerJson(QuestionJson, frozen=True):
     """Plans, the best first; which of them the engine can run ``best``; the best machine ``alone``; why, and what would
     help. ``steps``: only where they were asked for."""
@@ -235,7 +211,6 @@ class AnswerJson(QuestionJson, frozen=True):
     bottleneck: BottleneckJson
     what_if: tuple[WhatIfJson, ...]
     steps: tuple[StepText, ...] | UnsetType = UNSET
-    apart: ApartJson | UnsetType = UNSET
 
 
 class NearestJson(msgspec.Struct, frozen=True):
@@ -272,7 +247,6 @@ def answer_json(
     changes: Sequence[WhatIf],
     verdict: str,
     steps: Sequence[StepText] = (),
-    apart: Apart | None = None,
 ) -> AnswerJson:
     return AnswerJson(
         **asdict(QuestionJson.of(question, tight(best))),
@@ -285,7 +259,6 @@ def answer_json(
         bottleneck=BottleneckJson(**vars(found), text=found.text),
         what_if=tuple(WhatIfJson(each.text, each.before, each.after, question.aim.unit) for each in changes),
         steps=tuple(steps) or UNSET,
-        apart=UNSET if apart is None else ApartJson.of(apart),
     )
 
 
