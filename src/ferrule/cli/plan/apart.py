@@ -48,10 +48,10 @@ def show(console: Console, question: Question, names: str, *, as_json: bool) -> 
             )
         )
         return
-    many = f", {prediction.throughput:.3g} of all sequences" if question.work.concurrency > 1 else ""
+    many = f", {prediction.throughput:.1f} of all sequences" if question.work.concurrency > 1 else ""
     lines = (
         f"prompts   {_of(question, found.prompts)}: first token after {format_seconds(prediction.ttft_seconds)}",
-        f"tokens    {_of(question, found.tokens)}: {prediction.tokens_per_s:.3g} tok/s{many}",
+        f"tokens    {_of(question, found.tokens)}: {prediction.tokens_per_s:.1f} tok/s{many}",
     )
     for line in (text.header(question), "", *lines, text.expected(question, prediction), ""):
         console.print(line, highlight=False)

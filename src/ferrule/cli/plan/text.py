@@ -212,7 +212,8 @@ def expected(question: Question, prediction: Prediction) -> Text:
         between, unit = prediction.ttft_between, "s to the first token"
     elif question.objective == "throughput":
         between, unit = prediction.throughput_between, "tok/s of all sequences"
-    return Text(f"expect {between.low:.3g} to {between.high:.3g} {unit} in four of five cases")
+    low, high = (f"{each:.3g}" if each < 1000 else f"{each:.0f}" for each in (between.low, between.high))
+    return Text(f"expect {low} to {high} {unit} in four of five cases")
 
 
 def _changed(question: Question, change: WhatIf) -> str:
