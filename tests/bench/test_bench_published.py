@@ -39,7 +39,7 @@ def test_measurements_of_families_that_were_not_seen_are_predicted() -> None:
     assert len(bench().rows) - len(counted) <= 5
 
 
-def test_figures_that_were_looked_at_when_all_had_been_chosen_are_predicted_as_well() -> None:
+def test_figures_that_were_compared_when_all_had_been_chosen_are_predicted_as_well() -> None:
     assert len(bench().checked) >= 50
     assert bench().checked_error <= 0.15
     assert bench().checked_covered >= 0.8

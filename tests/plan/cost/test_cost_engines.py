@@ -13,7 +13,7 @@ from ferrule.model.families.family import FAMILIES
 from ferrule.plan import RUNTIMES, ClusterSpec, DeviceSpec, PairSpec, Plan, Question, RailSpec, Stage, Workload, predict
 from ferrule.plan.cluster.profile import cluster_from_profile
 from ferrule.plan.cost import predict_apart
-from ferrule.plan.cost.interval import MEASURED, NEVER_MEASURED, SPREADS, UNKNOWN_FAMILY
+from ferrule.plan.cost.interval import MEASURED, NEVER_MEASURED, NOT_COMPARED, SPREADS, UNKNOWN_FAMILY
 from ferrule.plan.kernels import Kernels, with_others
 from ferrule.plan.prediction import Prediction
 
@@ -110,7 +110,8 @@ def test_an_interval_is_as_wide_as_what_is_known_is_little() -> None:
     assert alone(ask(DENSE, maker="apple", runtime=MLX)).interval.token == SPREADS["one"]
     assert alone(ask(DENSE, runtime=OURS)).interval.token == NEVER_MEASURED
     here = ClusterSpec((device("a", "", measured=True),))
-    assert alone(ask(DENSE, runtime=OURS).on(here)).interval.token == MEASURED
+    ours = alone(ask(DENSE, runtime=OURS, concurrency=4).on(here)).interval
+    assert (ours.token, ours.step, ours.prompt) == (MEASURED, NOT_COMPARED, NOT_COMPARED)
     unheard = replace(DENSE, known_family=False)
     found = alone(ask(unheard))
     assert found.interval.token == pytest.approx(SPREADS["one"] + UNKNOWN_FAMILY)

@@ -80,7 +80,7 @@ class CheckedRow:
 class PublishedBench:
     """``fitted``: the numbers, by all rows that count. ``spreads``: of log errors without the family, by case.
     ``disagreements``: pairs of rows of one model on machines of one kind whose order is predicted wrongly without
-    the family, in words. ``checked``: figures that were looked at when all had been chosen."""
+    the family, in words. ``checked``: figures that were compared when all had been chosen."""
 
     rows: tuple[PublishedRow, ...]
     fitted: Mapping[Name, float]

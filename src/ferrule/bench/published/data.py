@@ -75,7 +75,7 @@ def _spec(model: str, weights: str | None) -> ModelSpec:
 
 
 def read_series(file: Literal["rows.toml", "check.toml"] = "rows.toml") -> tuple[Series, ...]:
-    """Those that are fitted, or those that were looked at when all had been chosen."""
+    """Those that are fitted, or those that were compared when all had been chosen."""
     return msgspec.convert(_toml(file)["series"], tuple[Series, ...])
 
 

@@ -86,7 +86,7 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
     )
     worst = max(bench.checked, key=lambda row: abs(row.error))
     console.print(
-        f"{len(bench.checked)} more that were looked at when all had been chosen: mean absolute error "
+        f"{len(bench.checked)} more that were compared when all had been chosen: mean absolute error "
         f"{bench.checked_error:.1%}, {bench.checked_covered:.0%} within what was expected; worst {worst.error:+.0%}, "
         f"{worst.series.name}: {worst.measurement.what}",
         highlight=False,

@@ -19,7 +19,7 @@ from ferrule.cli.plan.asked import Goal, asked_of
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ferrule.plan import Apart, Candidate, ClusterSpec, Question, SearchResult
+    from ferrule.plan import Candidate, ClusterSpec, Question, SearchResult
 
 EXAMPLES = (
     "Examples:\n\nferrule plan qwen3-235b-a22b --profile two-strix --weights int4\n\n"
@@ -71,7 +71,7 @@ def plan(
     ] = 512,
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences at once.")] = 1,
     prompts_on: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Also: prompts on these machines alone, tokens on the others.")
+        str | None, typer.Option(metavar="A,B", help="Prompts on these machines alone, tokens on the others.")
     ] = None,
     weights: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="As if stored so: int4, mlx-4bit, q4_k_m, fp8...")
@@ -145,15 +145,17 @@ def plan(
     if asked is None:
         return
     question = asked.on(machines, objective)
-    from ferrule.plan import search, search_apart
+    if prompts_on is not None:
+        from ferrule.cli.plan.apart import show
 
-    names = [each.strip() for each in (prompts_on or "").split(",") if each.strip()]
-    apart = search_apart(question, names) if prompts_on is not None else None
+        show(Console(), question, prompts_on, as_json=as_json)
+        return
+    from ferrule.plan import search
+
     answers = search(question)
     if answers.best is None:
         _nothing_fits(question, as_json=as_json)
-    steps_of = model if explain_step else None
-    _show(question, answers, apart, top, explain=explain, steps_of=steps_of, as_json=as_json)
+    _show(question, answers, top, explain=explain, steps_of=model if explain_step else None, as_json=as_json)
     if picture is not None:
         _plot(question, picture, over)
 
@@ -190,14 +192,7 @@ def _machines(
 
 
 def _show(
-    question: Question,
-    answers: SearchResult,
-    apart: Apart | None,
-    top: int,
-    *,
-    explain: bool,
-    steps_of: str | None,
-    as_json: bool,
+    question: Question, answers: SearchResult, top: int, *, explain: bool, steps_of: str | None, as_json: bool
 ) -> None:
     """``steps_of``: the model, as it was asked for, where the steps of the best plan's ranks are to be shown."""
     from ferrule.cli.plan import step, text
@@ -217,14 +212,11 @@ def _show(
     steps = step.steps_of(steps_of, best.plan) if steps_of is not None else []
     if as_json:
         told = replicas_json(copies, about_copies) if about_copies else None
-        print_json(answer_json(question, answers, shown, best, found, changes, sentence, steps, apart, told))
+        print_json(answer_json(question, answers, shown, best, found, changes, sentence, steps, told))
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single, copies))
-    _print(*text.obstacles(question, shown), "")
-    _print(*text.reasons(question, best, found, changes, sentence, about_copies))
-    if apart is not None:
-        _print(text.apart_line(question, apart))
-    _print("", text.memory_table(question, best))
+    _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence, about_copies))
+    _print(text.expected(question, best.prediction), "", text.memory_table(question, best))
     if explain:
         _print("", *text.terms_tables(best, vectors=question.model.encoder))
     for each in steps:

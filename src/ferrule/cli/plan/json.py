@@ -12,7 +12,6 @@ from msgspec.structs import asdict
 
 from ferrule.model.spec import Counted
 from ferrule.plan import (
-    Apart,
     Candidate,
     DeviceSpec,
     Objective,
@@ -220,29 +219,6 @@ def replicas_json(found: Replicated | None, verdict: str) -> ReplicasJson:
     return ReplicasJson(verdict, copies, found.throughput, found.tokens_per_s, found.ttft_seconds)
 
 
-class ApartJson(msgspec.Struct, frozen=True):
-    """Prompts and tokens on devices of their own, by stages."""
-
-    prompts: tuple[Stage, ...]
-    tokens: tuple[Stage, ...]
-    ttft_seconds: float
-    tokens_per_s: float
-    throughput: float
-    memory: tuple[MemoryJson, ...]
-
-    @classmethod
-    def of(cls, apart: Apart) -> ApartJson:
-        prediction = apart.prediction
-        return cls(
-            apart.prompts.stages,
-            apart.tokens.stages,
-            prediction.ttft_seconds,
-            prediction.tokens_per_s,
-            prediction.throughput,
-            tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
-        )
-
-
 class AnswerJson(QuestionJson, frozen=True):
     """Plans, the best first; which of them the engine can run ``best``; the best machine ``alone``; why, and what would
     help. ``steps``: only where they were asked for; ``replicas``: for ``throughput`` of several sequences."""
@@ -256,7 +232,6 @@ class AnswerJson(QuestionJson, frozen=True):
     bottleneck: BottleneckJson
     what_if: tuple[WhatIfJson, ...]
     steps: tuple[StepText, ...] | UnsetType = UNSET
-    apart: ApartJson | UnsetType = UNSET
     replicas: ReplicasJson | UnsetType = UNSET
 
 
@@ -294,7 +269,6 @@ def answer_json(
     changes: Sequence[WhatIf],
     verdict: str,
     steps: Sequence[StepText] = (),
-    apart: Apart | None = None,
     replicas: ReplicasJson | None = None,
 ) -> AnswerJson:
     return AnswerJson(
@@ -308,7 +282,6 @@ def answer_json(
         bottleneck=BottleneckJson(**vars(found), text=found.text),
         what_if=tuple(WhatIfJson(each.text, each.before, each.after, question.aim.unit) for each in changes),
         steps=tuple(steps) or UNSET,
-        apart=UNSET if apart is None else ApartJson.of(apart),
         replicas=replicas or UNSET,
     )
 

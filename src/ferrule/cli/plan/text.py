@@ -12,7 +12,6 @@ from ferrule.cli.output import new_table
 from ferrule.model import ModelSpec
 from ferrule.plan import (
     BUILT_IN_ENGINE,
-    Apart,
     Candidate,
     Objective,
     Plan,
@@ -223,14 +222,10 @@ def memory_table(question: Question, candidate: Candidate) -> Table:
     return table
 
 
-def reasons(
-    question: Question, best: Candidate, found: Bottleneck, changes: Sequence[WhatIf], *verdicts: str
-) -> Iterator[Text]:
-    """Whether to split at all, how sure the best plan's figure is, its bottleneck with the change that helps that most,
-    and other changes."""
+def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], *verdicts: str) -> Iterator[Text]:
+    """The bottleneck with the change that helps it most, other changes, and before them whether to split at all."""
     for verdict in filter(None, verdicts):
         yield Text(verdict, style="bold")
-    yield Text(_expected(question, best.prediction))
     fitting = [each for each in changes if found.kind in each.helps]
     first = fitting[0] if fitting else None
     yield Text(found.text + (f"; {_changed(question, first)}" if first else ""))
@@ -238,25 +233,15 @@ def reasons(
         yield Text(_changed(question, each))
 
 
-def apart_line(question: Question, apart: Apart) -> Text:
-    """What prompts and tokens on machines of their own would do."""
-    prediction = apart.prediction
-    return Text(
-        f"prompts on {_joined(apart.prompts.devices)}, tokens on {_joined(apart.tokens.devices)}: first token after "
-        f"{format_seconds(prediction.ttft_seconds)}, {_rate(prediction.tokens_per_s)} tok/s"
-        + (f", {_rate(prediction.throughput)} of all sequences" if question.work.concurrency > 1 else "")
-        + ("; the built-in engine does not do this" if question.runtime is BUILT_IN_ENGINE else "")
-    )
-
-
-def _expected(question: Question, prediction: Prediction) -> str:
+def expected(question: Question, prediction: Prediction) -> Text:
     """Within what four of five measurements should be."""
     between, unit = prediction.tokens_between, "tok/s"
     if question.objective == "ttft":
         between, unit = prediction.ttft_between, "s to the first token"
     elif question.objective == "throughput":
         between, unit = prediction.throughput_between, "tok/s of all sequences"
-    return f"expect {between.low:.3g} to {between.high:.3g} {unit} in four of five cases"
+    low, high = (f"{each:.3g}" if each < 1000 else f"{each:.0f}" for each in (between.low, between.high))
+    return Text(f"expect {low} to {high} {unit} in four of five cases")
 
 
 def _changed(question: Question, change: WhatIf) -> str:
