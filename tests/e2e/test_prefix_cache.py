@@ -15,7 +15,7 @@ from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
 TOKENS, KILLED_AT, BLOCK = 20, 10, 64
 PROMPT = [3 + 7 * place % 2900 for place in range(600)]
 SHARED = BLOCK * ((len(PROMPT) - 1) // BLOCK)
-FILES = "ferrule/prefix/*-[01]/" + "?" * 32
+FILES = "ferrule/prefix/rank-[01]/*/" + "?" * 32
 GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
 
 

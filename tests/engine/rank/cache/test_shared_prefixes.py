@@ -192,7 +192,7 @@ def test_blocks_come_back_from_disk(
     directory = make("llama", tmp_path / "model")
     given: dict[str, Any] = {"split": split, "runner": runner, "prefix_disk": 1 << 24, "identity": "llama"}
     first = answers(directory, *turns(), **given)
-    files = sorted((tmp_path / "cache").rglob("?" * 32))
+    files = sorted((tmp_path / "cache").glob("ferrule/prefix/rank-*/*/" + "?" * 32))
     ranks = split[0] * split[1]
     assert len(files) == ranks * len(first.driver.prefixes.stored) > 0
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
@@ -209,4 +209,7 @@ def test_blocks_come_back_from_disk(
     damaged.unlink()
     other = answers(directory, [add(1, BEGINNING)], **given | {"identity": "another model"})
     assert other.cached == {1: 0}
-    assert answers(directory, [add(1, BEGINNING)], **given).cached == {1: BLOCK}
+    assert answers(directory, [add(1, BEGINNING)], **given).cached == {1: BLOCK}, "each rank starts with what all have"
+    smaller = answers(directory, [add(1, BEGINNING)], **given | {"prefix_disk": 100})
+    assert smaller.cached == {1: 0}
+    assert not any(file.exists() for file in files), "there is no room for one block"

@@ -116,6 +116,7 @@ class PrefixIndex:
         self._kept: list[Kept] = []
         self._dropped: list[int] = []
         self._forgotten: list[bytes] = []
+        self._fit_disk()
 
     @property
     def tokens(self) -> int:
@@ -267,6 +268,9 @@ class PrefixIndex:
 
     def _store(self, key: bytes) -> None:
         self.stored[key] = None
+        self._fit_disk()
+
+    def _fit_disk(self) -> None:
         while len(self.stored) > self.disk:
             self._forget(next(iter(self.stored)))
 

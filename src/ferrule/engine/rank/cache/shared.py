@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 FOLDER = "prefix"
 """In the user's cache."""
-_TOLD = 30_000
-"""Keys that a rank tells the others of at most: those used last."""
+_TOLD = 25_000
+"""Keys that a rank tells the others of at most, those used last: as many as fit into a message."""
 
 
 class BlockStore(Protocol):
@@ -132,9 +132,9 @@ def open_index(
 def _open(options: RankOptions, rank: int, block_bytes: int, about: str) -> BlockFiles | None:
     """This rank's files, where it can have any. Another model, split or format has others."""
     told = (options.identity or options.directory, options.dtype, options.weights, options.plan.stages, about)
-    name = f"{blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()}-{rank}"
+    name = blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()
     try:
-        root = cache_directory() / FOLDER
+        root = cache_directory() / FOLDER / f"rank-{rank}"  # ranks of one host start at once: none clears up another's
         make_room(root, root / name, options.prefix_disk)
         return BlockFiles(root / name, block_bytes)
     except BlockingIOError:
