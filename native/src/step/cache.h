@@ -28,8 +28,7 @@ struct CacheLayer {
   std::size_t page_bytes(Element element) const { return heads * (key_bytes(element) + value_bytes(element)); }
 };
 
-constexpr std::size_t kBlockPages = 4;
-constexpr std::size_t kBlockTokens = kBlockPages * kPageTokens;
+constexpr std::size_t kBlockPages = 4;  // 64 tokens
 
 class KvCache {
  public:
