@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +22,10 @@ settings.load_profile("busy")  # how long an example takes says more of the mach
 os.environ["FERRULE_CONFIG"] = os.devnull
 os.environ["FERRULE_KEYS_FILE"] = f"{os.devnull}/none"
 
+# Where Python is told not to keep compiled modules, each process that a test starts would compile all of Ferrule.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes that share the cores: threads of one would wait for the others'
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,9 +34,20 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+HEAVY_FOLDER = Path(__file__).parent / "e2e"
+HEAVY_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.(slow|soak)\b", re.MULTILINE)
 SOAK_SECONDS = 4 * 3600
 LONG_ROOMS = ("vm", "driver")
 """Their tests take minutes each: they are first, so that no process waits for the last of them at the end."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Quick tests begin sooner without the imports of files that have none."""
+    if config.option.markexpr != "not slow and not soak":
+        return None
+    if collection_path.suffix != ".py":
+        return collection_path == HEAVY_FOLDER or None
+    return HEAVY_FILE.search(collection_path.read_text()) is not None or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

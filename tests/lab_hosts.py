@@ -29,13 +29,15 @@ class Hosts:
         self.lab, self.folder = lab, folder
 
     def run(self, host, *words, code=0, timeout=SECONDS):
-        env = {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200", "FERRULE_MOVE_BACK": "2"}
         with self.lab.popen(
-            host, [*FERRULE, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            host, [*FERRULE, *words], env=self.env(host), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             out, err = process.communicate(timeout=timeout)
         assert process.returncode == code, (words, out, err)
         return out if code == 0 else err
+
+    def env(self, host):
+        return {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200", "FERRULE_MOVE_BACK": "2"}
 
     def states(self, host, cluster="ferrule"):
         """By the agent's socket, which is a file: the command takes a second."""
@@ -74,6 +76,8 @@ def token_in(words):
 STREAM = """
 import json, sys, urllib.error, urllib.request
 body = {"prompt": "def f(x):", "max_tokens": int(sys.argv[1]), "temperature": 0, "ignore_eos": True, "stream": True}
+if len(sys.argv) > 2:
+    body["model"] = sys.argv[2]
 request = urllib.request.Request(
     "http://127.0.0.1:8420/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
 )
@@ -90,10 +94,11 @@ with answer:
 
 
 class Stream:
-    """An answer of 200 tokens, as a client on host 0 sees it. ``gap``: the longest time without a token, in seconds."""
+    """An answer of 200 tokens, as a client on host 0 sees it. ``gap``: the longest time without a token, in seconds.
+    ``model``: empty for a request that names none."""
 
-    def __init__(self, hosts, tokens=200):
-        words = [sys.executable, "-c", STREAM, str(tokens)]
+    def __init__(self, hosts, tokens=200, model=""):
+        words = [sys.executable, "-c", STREAM, str(tokens), *([model] if model else [])]
         self.process = hosts.lab.popen(0, words, stdout=subprocess.PIPE, text=True)
         self.text = ""
         self.tokens = 0

@@ -7,6 +7,11 @@ the message and exits with ``exit_code``; the HTTP API puts it into its error ob
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """First line of a library's error, without the paragraphs of advice that often follow."""
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 class FerruleError(Exception):
     """Base of all errors that Ferrule raises on purpose."""
 

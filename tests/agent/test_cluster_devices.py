@@ -7,11 +7,12 @@ import pytest
 from ferrule.lab import Lab, pair
 from lab_hosts import Hosts, Stream, token_in
 
+pytestmark = pytest.mark.slow
+
 LOST = "FERRULE_EMULATED_LOST"
 TOKENS = 30
 
 
-@pytest.mark.slow
 def test_the_planner_chooses_devices_of_hosts_and_others_when_one_stays_lost(emulated_hosts, tmp_path, monkeypatch):
     away = tmp_path / "away"
     away.mkdir()

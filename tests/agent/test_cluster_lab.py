@@ -12,6 +12,8 @@ from ferrule.cluster.messages import GetStatus
 from ferrule.lab import Lab, pair
 from lab_hosts import FERRULE, SECONDS, Hosts, Stream, token_in
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def hosts(emulated_hosts, tmp_path):
@@ -38,7 +40,6 @@ for port in range(1, 65536):
 """
 
 
-@pytest.mark.slow
 def test_two_commands_make_a_cluster_and_strangers_stay_out(hosts):
     token = token_in(hosts.run(0, "up"))
     # Another `up` on the network would make a second cluster of that name: it was heard by multicast DNS.
@@ -74,7 +75,6 @@ def test_two_commands_make_a_cluster_and_strangers_stay_out(hosts):
     assert took < 20  # what users are promised; it takes about four
 
 
-@pytest.mark.slow
 def test_two_hosts_that_begin_at_the_same_moment_are_told_of_each_other(hosts):
     def begin(host):
         env = {"FERRULE_STATE": str(hosts.folder / f"state{host}")}
@@ -95,7 +95,6 @@ def test_two_hosts_that_begin_at_the_same_moment_are_told_of_each_other(hosts):
     hosts.until(lambda: client.ask(hosts.home(0), GetStatus()).rivals == ())
 
 
-@pytest.mark.slow
 def test_a_host_without_multicast_joins_by_address_and_another_key_is_refused(hosts):
     hosts.run(0, "up", "--no-mdns", "--port", "9000", "--cluster", "home")
     address = hosts.lab.address(0, 1)
@@ -110,7 +109,6 @@ def test_a_host_without_multicast_joins_by_address_and_another_key_is_refused(ho
     hosts.until(lambda: hosts.states(1, "home") == {"host0": "up", "host1": "here"})
 
 
-@pytest.mark.slow
 def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
     token = token_in(hosts.run(0, "up", "--no-mdns"))
     hosts.run(1, "up", "--no-mdns", "--join", token)

@@ -72,12 +72,15 @@ def test_each_replica_is_placed_on_hosts_of_its_own_and_told_of(tmp_path, monkey
     async def measure(engine):
         return 0.1
 
-    monkeypatch.setattr(model_server, "prepare", lambda options: SimpleNamespace(spec="spec"))
+    async def prepared(options, on_progress):
+        return SimpleNamespace(spec="spec")
+
+    monkeypatch.setattr(model_server, "prepared", prepared)
     monkeypatch.setattr(model_server, "replica_hosts", groups)
     monkeypatch.setattr(model_server, "start_replicas_apart", start)
     monkeypatch.setattr(model_server, "measure_speed", measure)
     server = ModelServer(home, "demo", desired(home.settings.host, replicas=2, hosts=("a", "b", "c")))
-    asyncio.run(server._load())
+    asyncio.run(server.load())
     assert len(begun) == 2
     assert [planner._wanted for planner in server._planners] == [("a", "b"), ("c",)]
     assert [planner._beside for planner in server._planners] == [{"c"}, {"a", "b"}]
@@ -113,10 +116,14 @@ def test_clients_need_the_keys_of_this_host_and_are_served_with_its_own_certific
     monkeypatch.setattr(ModelServer, "_tell", tell)
     home, own = make_home(tmp_path, "here"), own_directory()
     wanted = replace(
-        desired(home.settings.host), port=0, certificate=str(own / "cert.pem"), request_log=str(tmp_path / "log")
+        desired(home.settings.host, aliases=("gpt-*=demo",), tool_parser="hermes"),
+        port=0,
+        certificate=str(own / "cert.pem"),
+        request_log=str(tmp_path / "log"),
     )
     asyncio.run(ModelServer(home, "demo", wanted).run())
     assert isinstance(given["tls"], SelfSigned)
     assert given["keys"] == tmp_path / "keys.json"
+    assert (given["aliases"].names, given["tool_parser"]) == ({"gpt-*": "demo"}, "hermes")
     given["requests"].close()
     assert (tmp_path / "log").exists()

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ferrule.bench import planned
+from ferrule.bench.published.data import read_series
 from ferrule.cli.bench.app import app
 from ferrule.lab import obstacle
 
@@ -24,7 +25,8 @@ def test_published_measurements_and_the_engine_in_a_lab(tmp_path: Path, monkeypa
     assert result.exit_code == 0, result.output
     assert "every order is right" in result.output
     found = json.loads(file.read_text())
-    assert len(found["published"]) == 17
+    assert len(found["published"]) == sum(len(series.rows) for series in read_series())
+    assert "of families not seen" in result.output
     alone, *split = found["lab"]
     assert alone["predicted_ms"] == pytest.approx(alone["measured_ms"], rel=0.05)  # it calibrates
     for quick, slow in zip(split[::2], split[1::2], strict=True):

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from ferrule.cli.main import app
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_free_and_constrained_answers_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     told = CliRunner().invoke(

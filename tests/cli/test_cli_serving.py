@@ -14,12 +14,22 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fake_engine import TEXT, FakeEngine
 from running import running, until
+from typer.testing import CliRunner
+
+from ferrule.cli.display import speed_text
+from ferrule.cli.main import app
+from ferrule.cli.serving import generate
+from ferrule.engine.host.speed import Speed
+from ferrule.engine.options import Adapter
+from ferrule.plan.prediction import Between
 
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE.parent / "serve"), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")])
@@ -205,6 +215,21 @@ def test_generate_prints_the_answer() -> None:
     assert "rank 0: load 2 MiB" in done.stderr
 
 
+def test_generate_answers_with_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    async def answer(options: Any, prompt: str, given: dict[str, Any], *_: Any, **__: Any) -> None:
+        seen.append((options.adapters, prompt, given))
+
+    monkeypatch.setattr(generate, "answer", answer)
+    done = CliRunner().invoke(app, ["generate", "demo", "Hi", "--adapter", f"poet={tmp_path}", "--seed", "3"])
+    assert done.exit_code == 0, done.output
+    assert seen == [((Adapter("poet", str(tmp_path)),), "Hi", {"seed": 3, "adapter": "poet"})]
+    refused = CliRunner().invoke(app, ["generate", "demo", "Hi", "--adapter", "poet"])
+    assert (refused.exit_code, len(seen)) == (2, 1)
+    assert "NAME=PATH" in refused.output
+
+
 def test_chat_on_a_terminal() -> None:
     engine = FakeEngine(text="Yes indeed.", delay=0.05)
     ours, theirs = pty.openpty()
@@ -253,3 +278,10 @@ def test_chat_on_a_terminal() -> None:
     assert "one<|end|><|assistant|>Yes indeed.<|end|><|user|>two" in asked[1]
     assert asked[2] == "<|user|>three<|end|><|assistant|>"
     assert engine.calls[1].ended == "cancelled"
+
+
+def test_a_speed_is_told_beside_what_was_expected() -> None:
+    assert speed_text(Speed(9.0)) == "9 tokens/s for one stream, measured just now"
+    found = Speed(9.0, 10.0, Between(8.2, 12.2))
+    assert speed_text(found).endswith("measured just now; the planner predicted 10 (8.2 to 12.2)")
+    assert speed_text(replace(found, guessed=True)).endswith("12.2), as of another family: this one is not known")

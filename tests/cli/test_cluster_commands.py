@@ -2,15 +2,19 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from agents import desired, make_home
 from ferrule.cli.cluster import app as commands
 from ferrule.cli.cluster import ray as cluster_ray
+from ferrule.cli.cluster.models import offered
 from ferrule.cli.cluster.tables import hosts_table, models_table
+from ferrule.cli.serving.models_file import Wanted
+from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.models import ModelRow
-from ferrule.cluster.reports import ClusterStatus, HostStatus, ReplicaStatus
+from ferrule.cluster.reports import ClusterStatus, HostStatus, OfferedState, ReplicaStatus
 from ferrule.errors import ConfigError
 
 
@@ -82,6 +86,38 @@ def test_each_replica_of_a_model_has_a_line_with_its_hosts():
     lines = console.file.getvalue().splitlines()
     assert any("m" in line and "tensor on a, b" in line for line in lines)
     assert any("single on c" in line for line in lines)
+
+
+def test_several_models_of_an_address_have_a_row_each():
+    first = OfferedState(name="chat", memory=1, pinned=True, state="ready", strategy="single", hosts=("strix-1",))
+    second = OfferedState(name="coder", memory=1, state="failed", detail="no file")
+    row = ModelRow(
+        name="models", wanted=desired("a" * 32), pid=1, state="ready", address="http://127.0.0.1:8420", on="strix-1",
+        models=(first, second, OfferedState(name="small", memory=1, state="unloaded")),
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    for part in models_table([row]):
+        console.print(part)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["model", "models", "chat", "coder", "small"]
+    assert lines[2].split()[1:] == ["pinned", "ready", "single", "on", "strix-1", "-", "0"]
+    assert lines[4].split()[1:] == ["unloaded", "-", "-", "-"]
+    assert "coder: no file" in lines
+
+
+def test_several_models_are_a_record_of_their_settings(tmp_path):
+    path = tmp_path / "coder-30b"
+    path.mkdir()
+    wanted = Wanted(str(path), tp=2, aliases=("gpt-*",), adapters=("poet=owner/poet",), pin=True)
+    first, second = offered([wanted, Wanted("demo", "small", ttl=9.0)])
+    record = desired("a" * 32, models=(first, second), hosts=("strix-1",))
+    assert msgspec.json.decode(msgspec.json.encode(record), type=DesiredModel) == record
+    one = record.only(first)
+    assert (one.model, one.tensor, one.adapters, one.models) == (str(path), 2, ("poet=owner/poet",), ())
+    assert (one.hosts, first.name, first.aliases, first.pin) == (("strix-1",), "coder-30b", ("gpt-*",), True)
+    assert (second.model, second.name, second.ttl) == ("demo", "small", 9.0)
+    with pytest.raises(ConfigError, match="two models are called 'coder-30b'"):
+        offered([wanted, wanted])
 
 
 @pytest.mark.parametrize(

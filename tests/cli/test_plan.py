@@ -58,6 +58,8 @@ def test_plans_of_a_profile_with_the_one_machine_and_the_reason() -> None:
         "mac-1 + mac-2 + mac-3 + mac-4: each 16 of 64 heads",
         "–  single",
         "times as fast as mac-1 alone.",
+        "expect ",
+        "tok/s in four of five cases",
         "% of token time",
         "with weights as mlx-6bit:",
         "memory (GiB)",
@@ -99,6 +101,8 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert answer["work"]["concurrency"] == 4
     best = answer["plans"][answer["best"]]
     assert best["throughput"] == max(plan["throughput"] for plan in answer["plans"])
+    between = best["throughput_between"]
+    assert between["low"] < best["throughput"] < between["high"]
     assert sum(term["seconds"] for term in best["terms"]) == pytest.approx(best["token_seconds"])
     assert sum(term["part"] for term in best["prompt_terms"]) == pytest.approx(1)
     assert all(use["margin"] >= 0 for use in best["memory"])
@@ -120,6 +124,30 @@ def test_whole_copies_beside_the_best_split() -> None:
     assert [copy["strategy"] for copy in replicas["copies"]] == ["single", "single"]
     assert replicas["verdict"] in told.output.replace("\n", " ")
     assert "replicas" not in json.loads(run(*words, "--json").output), "one sequence needs no second copy"
+
+
+def test_prompts_and_tokens_on_machines_of_their_own(tmp_path: Path) -> None:
+    asked = ("llama-3.2-3b", "--cluster", desk(tmp_path), "--prompts-on")
+    told = run(*asked, "box-2")
+    assert told.exit_code == 0, told.output
+    for words in (
+        "prompts   single, box-2: first token after",
+        "tokens    single, box-1:",
+        "tok/s in four of five cases",
+        "the built-in engine does not do this",
+    ):
+        assert words in told.output
+    apart = json.loads(run(*asked, "box-2", "--json").stdout)
+    assert [stage["devices"] for stage in apart["prompts"] + apart["tokens"]] == [["box-2"], ["box-1"]]
+    assert [use["device"] for use in apart["memory"]] == ["box-2", "box-1"]
+    assert apart["ttft_seconds_between"]["low"] < apart["ttft_seconds"]
+    for names, words in (
+        ("box-3", "box-3: no such device; there are box-1, box-2"),
+        ("box-1,box-2", "one device each"),
+    ):
+        refused = run(*asked, names)
+        assert refused.exit_code != 0
+        assert words in refused.output
 
 
 def test_nothing_fits_says_what_is_missing_and_what_would_fit(tmp_path: Path) -> None:
@@ -285,7 +313,7 @@ def test_serve_computes_where_the_plan_says(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "plan.json").write_text(told.stdout)
     seen = []
     monkeypatch.setattr("ferrule.engine.host.processes.expecting", lambda *_: nullcontext())
-    monkeypatch.setattr("ferrule.cli.serving.serve._run", lambda console, options, *_: seen.append(options.device))
+    monkeypatch.setattr("ferrule.cli.serving.serve.run_alone", lambda console, options, *_: seen.append(options.device))
     words = ["serve", "demo", "--plan", str(tmp_path / "plan.json"), "--port", "0", "--here"]
     for more in ([], ["--device", "cpu"]):
         done = CliRunner().invoke(app, [*words, *more], env=PLAIN)
@@ -301,7 +329,7 @@ def test_serve_plans_over_the_devices_that_are_allowed(monkeypatch: pytest.Monke
     monkeypatch.setattr("ferrule.engine.host.processes.expecting", lambda *_: nullcontext())
     monkeypatch.setattr("ferrule.plan.device.measure.recall_device", lambda **_: known[0])
     monkeypatch.setattr("ferrule.plan.cluster.devices_here", lambda unit, **_: cards)
-    monkeypatch.setattr("ferrule.cli.serving.serve._run", lambda *given: seen.append(given))
+    monkeypatch.setattr("ferrule.cli.serving.serve.run_alone", lambda *given: seen.append(given))
     model = read_model("demo")
 
     def serve(*words: str) -> tuple[Any, str]:

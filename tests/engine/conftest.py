@@ -7,6 +7,7 @@ FOLDERS = (
     HERE / "weights",
     HERE / "weights" / "formats",
     HERE / "rank",
+    HERE / "rank" / "cache",
     HERE / "devices",
     HERE / "shards",
     HERE / "gguf",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -130,7 +130,8 @@ class FakeEngine:
     """Says ``text`` to everything, one token each ``delay`` seconds.
 
     ``fail_after``: raise `EngineError` in every sequence after so many tokens. ``hold``: when set, tokens wait for it.
-    ``away``: the model cannot be had now.
+    ``away``: the model cannot be had now. ``cached``: tokens of each prompt that it says were not computed; of several
+    sequences one after the other.
     """
 
     text: str = TEXT
@@ -154,6 +155,7 @@ class FakeEngine:
     closed: bool = False
     error: str | None = None
     away: ModelUnavailable | None = None
+    cached: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         self.vocab_size = self.tokenizer.backend.get_vocab_size()
@@ -188,7 +190,7 @@ class FakeEngine:
             self.active -= 1
 
     async def _tokens(self, call: Call) -> AsyncIterator[Token]:
-        params = call.params
+        params, number = call.params, len(self.calls) - 1
         room = self.max_context - len(call.prompt)
         limit = min(params.max_tokens or room, room)
         script = self.tokenizer.encode(self.text, add_special_tokens=False)
@@ -209,7 +211,8 @@ class FakeEngine:
             else:
                 finish = "stop" if token == end or token in params.stop_token_ids else None
                 finish = finish or ("length" if at + 1 == limit else None)
-            yield self._token(token, params, finish, self._scores(call) if at == 0 else None)
+            made = self._token(token, params, finish, self._scores(call) if at == 0 else None)
+            yield replace(made, cached=self.cached[number % len(self.cached)]) if at == 0 else made
             if finish:
                 return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,9 +58,10 @@ def running(
 
 
 @contextmanager
-def served(app: Any, **limits: Any) -> Iterator[int]:
-    """The loopback port on which the ASGI application ``app`` is served, with `HttpConfig`'s ``limits``."""
-    listener = listen("127.0.0.1", 0, api_key=None, encrypted=False)
+def served(app: Any, listener: socket.socket | None = None, **limits: Any) -> Iterator[int]:
+    """The port on which the ASGI application ``app`` is served, of loopback unless there is a ``listener``, with
+    `HttpConfig`'s ``limits``."""
+    listener = listener or listen("127.0.0.1", 0, api_key=None, encrypted=False)
     server = QuickServer(HttpConfig(app, **limits))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

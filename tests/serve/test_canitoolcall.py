@@ -17,6 +17,8 @@ from canitoolcall.checks import case_status, run_checks
 from canitoolcall.fixtures import load_families, load_fixtures
 from canitoolcall.results import Observation, ParseResult, StreamAccumulator
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {
     "qwen3-hermes": "hermes",
     "qwen3-xml": "qwen-xml",
@@ -65,7 +67,6 @@ def parsed(speaks: Dialect, replay: Any, tools: Tools, size: int) -> ParseResult
     return made.result()
 
 
-@pytest.mark.slow
 def test_the_fixtures_of_claimed_families_pass() -> None:
     families = load_families()
     failed, counts = set(), Counter[str]()

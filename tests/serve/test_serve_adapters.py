@@ -32,7 +32,7 @@ def test_adapters_are_models_beside_their_base(serving: Callable[..., openai.Ope
         assert engine.calls[-1].params.adapter == adapter
     text = client.completions.create(model="poet", prompt="Hello", temperature=0, stop="quick")
     assert (text.choices[0].text, engine.calls[-1].params.adapter) == ("The ", "poet")
-    with pytest.raises(openai.NotFoundError, match=f"'{BASE}', '{BASE}:poet', '{BASE}:coder' are"):
+    with pytest.raises(openai.NotFoundError, match=f"served are '{BASE}', '{BASE}:poet', '{BASE}:coder'"):
         client.chat.completions.create(model="fake-1b:painter", messages=HELLO)
 
 

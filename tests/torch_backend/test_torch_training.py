@@ -6,10 +6,11 @@ import pytest
 import training_checks
 from torch_ranks import checks_of, run_checks
 
+pytestmark = pytest.mark.slow
+
 CHECKS = checks_of(training_checks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_training(ranks: int) -> None:
     failures = run_checks(CHECKS, ranks)

@@ -241,6 +241,24 @@ class PyProgram {
   }
   std::size_t length() const { return program_.length(); }
   void release(std::int64_t sequence) { machine_.cache.release(sequence); }
+  void keep(std::int64_t sequence, std::size_t place, std::int64_t block) {
+    machine_.cache.keep(sequence, place, block);
+  }
+  void adopt(std::int64_t sequence, const std::vector<std::int64_t>& blocks) { machine_.cache.adopt(sequence, blocks); }
+  void drop(std::int64_t block) { machine_.cache.drop(block); }
+  nb::object read_block(std::int64_t block) {
+    const std::size_t size = machine_.cache.block_bytes();
+    PyObject* const made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (made == nullptr) throw nb::python_error();
+    nb::object found = nb::steal(made);
+    machine_.cache.read(block, reinterpret_cast<std::uint8_t*>(PyBytes_AsString(made)));
+    return found;
+  }
+  void write_block(std::int64_t block, const nb::bytes& data) {
+    if (data.size() != machine_.cache.block_bytes()) throw std::invalid_argument("not as many bytes as a block has");
+    machine_.cache.write(block, reinterpret_cast<const std::uint8_t*>(data.data()));
+  }
+  std::size_t block_bytes() const { return machine_.cache.block_bytes(); }
   std::size_t bytes_per_token() const { return machine_.cache.bytes_per_token(); }
 
  private:
@@ -284,6 +302,12 @@ void bind_programs(nb::module_& module) {
            "adapters"_a)
       .def("address", &PyProgram::address, "register"_a)
       .def("release", &PyProgram::release, "sequence"_a)
+      .def("keep", &PyProgram::keep, "sequence"_a, "place"_a, "block"_a)
+      .def("adopt", &PyProgram::adopt, "sequence"_a, "blocks"_a)
+      .def("drop", &PyProgram::drop, "block"_a)
+      .def("read_block", &PyProgram::read_block, "block"_a)
+      .def("write_block", &PyProgram::write_block, "block"_a, "data"_a)
+      .def_prop_ro("block_bytes", &PyProgram::block_bytes)
       .def_prop_ro("length", &PyProgram::length)
       .def_prop_ro("bytes_per_token", &PyProgram::bytes_per_token);
 }

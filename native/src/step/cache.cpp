@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "assertions.h"
@@ -28,25 +29,89 @@ void KvCache::reserve(std::int64_t sequence, std::size_t seen, std::size_t token
 void KvCache::release(std::int64_t sequence) {
   const auto found = sequences_.find(sequence);
   if (found == sequences_.end()) return;
-  free_.insert(free_.end(), found->second.rbegin(), found->second.rend());
+  for (auto page = found->second.rbegin(); page != found->second.rend(); ++page) give_back(*page);
   sequences_.erase(found);
+}
+
+void KvCache::keep(std::int64_t sequence, std::size_t place, std::int64_t block) {
+  std::vector<Page>& pages = sequences_.at(sequence);
+  if ((place + 1) * kBlockPages > pages.size()) throw std::out_of_range("the sequence has no such block");
+  const auto first = pages.begin() + static_cast<std::ptrdiff_t>(place * kBlockPages);
+  const auto found = blocks_.find(block);
+  if (found == blocks_.end()) {
+    for (const Page page : blocks_.emplace(block, Block(first, first + kBlockPages)).first->second) ++users_[page];
+    return;
+  }
+  for (std::size_t i = 0; i < kBlockPages; ++i) {
+    const Page own = std::exchange(first[static_cast<std::ptrdiff_t>(i)], found->second[i]);
+    ++users_[found->second[i]];
+    give_back(own);
+  }
+}
+
+void KvCache::adopt(std::int64_t sequence, std::span<const std::int64_t> blocks) {
+  release(sequence);
+  std::vector<Page> pages;
+  for (const std::int64_t block : blocks) {
+    const Block& kept = blocks_.at(block);
+    pages.insert(pages.end(), kept.begin(), kept.end());
+  }
+  for (const Page page : pages) ++users_[page];
+  sequences_[sequence] = std::move(pages);
+}
+
+void KvCache::drop(std::int64_t block) {
+  const auto found = blocks_.find(block);
+  if (found == blocks_.end()) return;
+  for (const Page page : found->second) give_back(page);
+  blocks_.erase(found);
+}
+
+void KvCache::read(std::int64_t block, std::uint8_t* to) const {
+  for (const Page page : blocks_.at(block)) {
+    std::memcpy(to, start(page), page_bytes_);
+    to += page_bytes_;
+  }
+}
+
+void KvCache::write(std::int64_t block, const std::uint8_t* from) {
+  drop(block);
+  Block& made = blocks_[block];
+  for (std::size_t i = 0; i < kBlockPages; ++i) {
+    made.push_back(take());
+    std::memcpy(start(made.back()), from + i * page_bytes_, page_bytes_);
+  }
 }
 
 KvCache::Page KvCache::take() {
   if (free_.empty()) {
     const auto first = static_cast<Page>(slabs_.size() * pages_per_slab_);
     slabs_.emplace_back(pages_per_slab_ * page_bytes_);
+    users_.resize(users_.size() + pages_per_slab_);
     for (std::size_t i = pages_per_slab_; i > 0; --i) free_.push_back(first + static_cast<Page>(i - 1));
   }
   const Page page = free_.back();
   free_.pop_back();
+  users_[page] = 1;
   return page;
+}
+
+void KvCache::give_back(Page page) {
+  FERRULE_ASSERT(users_[page] > 0);
+  if (--users_[page] == 0) free_.push_back(page);
+}
+
+std::uint8_t* KvCache::start(Page page) {
+  return slabs_[page / pages_per_slab_].data() + page % pages_per_slab_ * page_bytes_;
+}
+
+const std::uint8_t* KvCache::start(Page page) const {
+  return slabs_[page / pages_per_slab_].data() + page % pages_per_slab_ * page_bytes_;
 }
 
 std::uint8_t* KvCache::keys(Page page, std::size_t layer, std::size_t head) {
   const CacheLayer& of = layers_[layer];
-  return slabs_[page / pages_per_slab_].data() + page % pages_per_slab_ * page_bytes_ + layer_starts_[layer] +
-         head * (of.key_bytes(element_) + of.value_bytes(element_));
+  return start(page) + layer_starts_[layer] + head * (of.key_bytes(element_) + of.value_bytes(element_));
 }
 
 void KvCache::store(Page page, std::size_t layer, std::size_t token, std::size_t head, const float* key,

@@ -1,8 +1,12 @@
 // Paged cache of keys and values: each sequence has pages of 16 tokens, taken from slabs that all layers share.
+//
+// A block is a run of full pages that is kept under a number, for sequences that begin with the same tokens: they share
+// its pages, which are counted, and write behind them only.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -24,6 +28,9 @@ struct CacheLayer {
   std::size_t page_bytes(Element element) const { return heads * (key_bytes(element) + value_bytes(element)); }
 };
 
+constexpr std::size_t kBlockPages = 4;
+constexpr std::size_t kBlockTokens = kBlockPages * kPageTokens;
+
 class KvCache {
  public:
   KvCache(std::vector<CacheLayer> layers, Element element);
@@ -37,6 +44,17 @@ class KvCache {
   void release(std::int64_t sequence);
   bool has(std::int64_t sequence) const { return sequences_.contains(sequence); }
 
+  // Keep block `place` of a sequence, all of whose tokens it has seen, as `block`. Where there is such a block, the
+  // sequence has its pages from then on, in place of its own. Throws std::out_of_range where the sequence has no such.
+  void keep(std::int64_t sequence, std::size_t place, std::int64_t block);
+  // Start a sequence afresh with `blocks`. Throws std::out_of_range where one is not kept.
+  void adopt(std::int64_t sequence, std::span<const std::int64_t> blocks);
+  void drop(std::int64_t block);
+  std::size_t block_bytes() const { return kBlockPages * page_bytes_; }
+  // Bytes of a block, of all layers, as they lie in memory: those of one that is kept, or of a new one.
+  void read(std::int64_t block, std::uint8_t* to) const;
+  void write(std::int64_t block, const std::uint8_t* from);
+
   using Page = std::uint32_t;
   // Of a sequence, in the order of its tokens.
   const std::vector<Page>& pages(std::int64_t sequence) const { return sequences_.at(sequence); }
@@ -46,7 +64,12 @@ class KvCache {
   void store(Page page, std::size_t layer, std::size_t token, std::size_t head, const float* key, const float* value);
 
  private:
+  using Block = std::vector<Page>;
+
   Page take();
+  void give_back(Page page);
+  std::uint8_t* start(Page page);
+  const std::uint8_t* start(Page page) const;
 
   static constexpr std::size_t kSlabBytes = std::size_t{4} << 20;
 
@@ -57,6 +80,8 @@ class KvCache {
   std::size_t pages_per_slab_ = 1;
   std::vector<PageMemory> slabs_;
   std::vector<Page> free_;
+  std::vector<std::uint32_t> users_;  // of each page: sequences and blocks
+  std::unordered_map<std::int64_t, Block> blocks_;
   std::unordered_map<std::int64_t, std::vector<Page>> sequences_;
 };
 

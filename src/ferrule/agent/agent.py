@@ -218,8 +218,8 @@ class Agent:
             case messages.GetReport():
                 async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
                     return await asyncio.to_thread(self._reporter.report, self.ray.status())
-            case messages.DescribeDevices(devices=devices):
-                return await self._devices(devices)
+            case messages.DescribeDevices(devices=devices, now=now):
+                return await self._devices(devices, now=now)
             case messages.ProbeDevice(device=device):
                 parse_device(device)
                 async with self._probing:  # one process at a time, also for several models
@@ -250,12 +250,13 @@ class Agent:
                 assert_never(question)
         return None
 
-    async def _devices(self, names: str) -> str:
+    async def _devices(self, names: str, *, now: bool) -> str:
         """Description of this host's devices for the planner; measured the first time, which takes seconds."""
         async with self._measuring:
-            if self._described is None or self._described[:1] != (names,) or self._described[1] < time.monotonic():
-                self._described = names, time.monotonic() + DESCRIBED_SECONDS, await described(names)
-            return self._described[2]
+            known = self._described
+            if now or known is None or known[0] != names or known[1] < time.monotonic():
+                known = self._described = names, time.monotonic() + DESCRIBED_SECONDS, await described(names)
+            return known[2]
 
     # Processes for others
 

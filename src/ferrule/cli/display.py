@@ -85,6 +85,8 @@ def show_ready(
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
+    for reason in sorted({info.unshared for info in engine.ranks if info.unshared}):
+        told.append(Text(f"no prefix cache: {reason} cannot share what was computed of a prompt"))
     tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
     if len(tables) > 1:
         title.append(f", by {len(tables)} replicas")
@@ -117,7 +119,9 @@ def speed_text(speed: Speed) -> str:
     measured = f"{speed.measured:.3g} tokens/s for one stream"
     if speed.predicted is None:
         return f"{measured}, measured just now"
-    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}"
+    between = "" if speed.between is None else f" ({speed.between.low:.3g} to {speed.between.high:.3g})"
+    guessed = ", as of another family: this one is not known" if speed.guessed else ""
+    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}{between}{guessed}"
 
 
 def base_url(host: str, port: int, tls: ServerTls | None = None) -> str:

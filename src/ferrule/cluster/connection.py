@@ -9,7 +9,6 @@ import asyncio
 import os
 import socket
 import struct
-import sys
 from contextlib import suppress
 from typing import TypeVar
 
@@ -19,11 +18,13 @@ from ferrule.errors import AuthError, ClusterError
 from ferrule.secure import Address, Stranger, write_address
 from ferrule.secure.handshake import Exchange
 from ferrule.secure.tls import Tls, client_opening, server_opening
+from ferrule.secure.vanished import end_when_vanished
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 HANDSHAKE_SECONDS = 5.0
+VANISHED_SECONDS = 4
 SEND_SECONDS = 5.0
 """Time limit for the other end to make room for a frame."""
 _MOST_BYTES = 4 << 20
@@ -260,8 +261,4 @@ def _as_agents_want(writer: asyncio.StreamWriter) -> None:
         return
     underlying = writer.get_extra_info("socket")
     underlying.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    underlying.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = [("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 4000)]
-    for name, value in [("TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE", 1), *options]:
-        if hasattr(socket, name):
-            underlying.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    end_when_vanished(underlying, VANISHED_SECONDS)

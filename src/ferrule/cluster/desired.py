@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Annotated
 
@@ -20,6 +20,8 @@ Count = Annotated[int, Meta(ge=1)]
 
 MOST_ADAPTERS = 64
 MOST_REPLICAS = 64
+MOST_MODELS = 64
+"""Behind one address."""
 API_PORT = 8420
 """Of the first model on a host."""
 RAY_PORT = 8600
@@ -30,14 +32,43 @@ _RAY_PORTS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
+class OfferedModel:
+    """One of several models behind an address, by its ``name``. ``aliases``: further ones; ``ttl``: seconds without
+    requests after which it is unloaded; ``pin``: never unloaded; ``preload``: loaded at the start. The others: as in
+    `DesiredModel`."""
+
+    name: Name
+    model: Text
+    dtype: str | None = None
+    weights: str | None = None
+    max_context: Count | None = None
+    threads: Count | None = None
+    tensor: Count | None = None
+    pipeline: Count | None = None
+    device: str | None = None
+    adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()
+    tool_parser: Text = "auto"
+    aliases: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    pin: bool = False
+    ttl: Annotated[float, Meta(ge=0)] | None = None
+    preload: bool = False
+
+
+_OF_EACH = (
+    "model", "dtype", "weights", "max_context", "threads", "tensor", "pipeline", "device", "adapters", "tool_parser",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class DesiredModel:
     """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
     ``listen`` and ``port``: where its clients come; ``key``: they need one. ``certificate`` and ``private_key``: files
     for TLS on the host that serves it; ``plain_http``: beyond loopback without; ``request_log``: a file there;
     ``origins``: of web pages that may use it. ``hosts``: the names of those that may have ranks, all where it is
     empty. ``adapters``: ``NAME=PATH`` of each. ``plan``: what `ferrule plan --json` printed, if that says where ranks
-    go. ``replicas``: whole copies, each on hosts of its own; 0 for as many as are best. The others are options of the
-    engine, None for its own defaults."""
+    go. ``replicas``: whole copies, each on hosts of its own; 0 for as many as are best. ``aliases``: ``ALIAS=NAME`` of
+    each. ``models``: several that share the address, and on each device ``memory_limit`` bytes; then ``model`` is the
+    first one's. The others are options of the engine, None for its own defaults."""
 
     model: Text
     host: HostId
@@ -61,10 +92,20 @@ class DesiredModel:
     standby: bool | None = None
     encrypt: bool | None = None
     graphs: bool | None = None
+    prefix_cache: bool | None = None
+    prefix_disk: Annotated[int, Meta(ge=0)] | None = None
     device: str | None = None
     plan: PlanText | None = None
     adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()
     replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] | None = None
+    tool_parser: Text = "auto"
+    aliases: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    models: Annotated[tuple[OfferedModel, ...], Meta(max_length=MOST_MODELS)] = ()
+    memory_limit: Count | None = None
+
+    def only(self, one: OfferedModel) -> DesiredModel:
+        """As if ``one`` of its ``models`` were the only one."""
+        return replace(self, models=(), aliases=(), **{field: getattr(one, field) for field in _OF_EACH})
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,11 @@ class GetReport(Question[HostReport], frozen=True):
 
 class DescribeDevices(Question[str], frozen=True):
     """A host's devices that ``devices`` allows, as ``--device`` names them, for the planner: a `HostReport` of
-    `plan.cluster` in JSON. The first time they are measured, which takes seconds."""
+    `plan.cluster` in JSON. The first time they are measured, which takes seconds. ``now``: with what is free in this
+    moment, else of the last seconds."""
 
     devices: str
+    now: bool = False
 
 
 class ProbeDevice(Question[str], frozen=True):

@@ -134,7 +134,8 @@ class ReplicaStatus:
 class ServerState:
     """State of a model server, as it tells it. ``detail``: what it does or why it fails; ``note``: what people should
     know although it runs. ``predicted`` and ``measured``: tokens per second of one request; ``standby``: standby
-    processes; ``replicas``: where there are to be several, whose hosts ``hosts`` are together."""
+    processes; ``replicas``: where there are to be several, whose hosts ``hosts`` are together. ``models``: each of
+    several that it serves; then ``running``, ``waiting``, ``recoveries`` and ``standby`` are those of all."""
 
     state: str = "starting"
     detail: str = ""
@@ -150,6 +151,16 @@ class ServerState:
     standby: int = 0
     ranks: tuple[RankPlace, ...] = ()
     replicas: tuple[ReplicaStatus, ...] = ()
+    models: tuple[OfferedState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedState(ServerState):
+    """One of several models behind an address. ``memory``: bytes that it needs, wherever it is loaded."""
+
+    name: str
+    memory: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Download of a whole model from a hub into the hub's own cache, where `ferrule.engine.source.resolve` finds it.
+"""Download of a whole model from a hub into the hub's own cache.
 
 Large files are taken up where an earlier attempt was cut short and compared with the digest that the hub tells, which
 the hub's own client does not do; their transfers, the rest and the cache's layout are its own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,63 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ferrule.engine.source import HUB_FILES, first_line
-from ferrule.errors import ModelError
+from ferrule.errors import ModelError, first_line
 from ferrule.model import Hub
 from ferrule.units import format_bytes
 
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+"""File patterns of what a model needs to run; hubs often hold the same weights in other formats beside them."""
 SPARE_BYTES = 256 * 2**20
 """Bytes of the disk that are left free."""
+
+
+def download(hub_id: str, on_progress: Callable[[int, int], None]) -> Path:
+    """Directory of a model (or an adapter) of the hub: what of it is not here is downloaded, if the disk has room.
+
+    ``on_progress`` is told the bytes that are here, and all. Where the hub cannot be asked, what was downloaded before
+    will do. Raises `ModelError`."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()  # there are bars of our own
+    hub = Hub.from_environment()
+    try:
+        release = find_release(hub, hub_id)
+    except ModelError as error:
+        known = _known(hub, hub_id)
+        if known is None:
+            raise ModelError(f"{hub_id}: no such directory here, and not on the hub: {error}") from None
+        return known
+    ready = directory_of(hub, hub_id) / "snapshots" / release.revision
+    named = directory_of(hub, hub_id) / "refs" / "main"
+    whole = all((ready / file.name).exists() for file in release.files)
+    if whole and named.exists() and named.read_text().strip() == release.revision:
+        return ready
+    check_room(hub, release)
+    total, before = sum(file.size for file in release.files), 0
+    for file in release.files:
+        if not _is_here(hub, release, file):
+            have = 0
+
+            def more(count: int, before: int = before) -> None:
+                nonlocal have
+                have += count
+                on_progress(before + have, total)
+
+            fetch(hub, release, file, more, wait=True)
+        before += file.size
+    return complete(hub, release)
+
+
+def _known(hub: Hub, hub_id: str) -> Path | None:
+    """What was downloaded of it before, by whatever program."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        place = snapshot_download(hub_id, allow_patterns=HUB_FILES, cache_dir=_cache(hub), local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    return Path(place)
 
 
 class DownloadStopped(Exception):
@@ -63,7 +114,8 @@ def find_release(hub: Hub, hub_id: str) -> Release:
     siblings = {each.rfilename: each for each in found.siblings or ()}
     files = tuple(_remote(siblings[name]) for name in filter_repo_objects(siblings, allow_patterns=HUB_FILES))
     names = {file.name for file in files}
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    configured = not names.isdisjoint(("config.json", "adapter_config.json"))
+    if not configured or not any(name.endswith(".safetensors") for name in names):
         raise ModelError(
             f"{hub_id} holds no config.json with safetensors; a GGUF file is downloaded by itself, and served by its "
             "path"
@@ -90,25 +142,33 @@ def check_room(hub: Hub, release: Release) -> None:
         )
 
 
+def _is_here(hub: Hub, release: Release, file: RemoteFile) -> bool:
+    snapshot = directory_of(hub, release.hub_id) / "snapshots" / release.revision
+    return _blob(hub, release, file).exists() or (snapshot / file.name).exists()
+
+
+def _blob(hub: Hub, release: Release, file: RemoteFile) -> Path:
+    return directory_of(hub, release.hub_id) / "blobs" / file.digest.partition(":")[2]
+
+
 def _missing(hub: Hub, release: Release, file: RemoteFile) -> int:
-    directory = directory_of(hub, release.hub_id)
-    blob = directory / "blobs" / file.digest.partition(":")[2]
-    if blob.exists() or (directory / "snapshots" / release.revision / file.name).exists():
+    if _is_here(hub, release, file):
         return 0
-    part = _part(blob)
+    part = _part(_blob(hub, release, file))
     return max(0, file.size - (part.stat().st_size if part.exists() else 0))
 
 
-def fetch(hub: Hub, release: Release, file: RemoteFile, on_bytes: Callable[[int], None]) -> None:
+def fetch(hub: Hub, release: Release, file: RemoteFile, on_bytes: Callable[[int], None], *, wait: bool = False) -> None:
     """Download one file, unless it is here. ``on_bytes`` is told how many more bytes of it are here, those of earlier
-    attempts first; what it raises ends the download. Raises `ModelError` where the file cannot be had, or is damaged.
-    """
+    attempts first; what it raises ends the download. ``wait``: for another program that downloads it. Raises
+    `ModelError` where the file cannot be had, or is damaged."""
     from huggingface_hub import constants, hf_hub_download
 
     with _told(release.hub_id, hub):
         # The hub's plain transfers end here; its own client knows another way for such files.
         if file.sha256 is not None and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-            _fetch_large(hub, release, file, file.sha256, on_bytes)
+            while not _fetch_large(hub, release, file, file.sha256, on_bytes, wait=wait):
+                pass
         hf_hub_download(
             release.hub_id,
             file.name,
@@ -119,21 +179,26 @@ def fetch(hub: Hub, release: Release, file: RemoteFile, on_bytes: Callable[[int]
         )
 
 
-def _fetch_large(hub: Hub, release: Release, file: RemoteFile, sha256: str, on_bytes: Callable[[int], None]) -> None:
-    """Put the file where the hub's client looks for it before it downloads."""
+def _fetch_large(
+    hub: Hub, release: Release, file: RemoteFile, sha256: str, on_bytes: Callable[[int], None], *, wait: bool
+) -> bool:
+    """Put the file where the hub's client looks for it before it downloads. False: another program has meanwhile ended
+    its own attempt, so that it is to be looked anew."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    blob = directory_of(hub, release.hub_id) / "blobs" / sha256
+    blob = _blob(hub, release, file)
     if blob.exists():
-        return
+        return True
     blob.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(release.hub_id, file.name, revision=release.revision, endpoint=hub.endpoint)
     part = _part(blob)
     with part.open("a+b") as out:
-        _lock(out, file.name)
-        have = out.tell()
+        _lock(out, file.name, wait=wait)
+        if blob.exists() or not os.fstat(out.fileno()).st_nlink:
+            return False
+        have = out.seek(0, os.SEEK_END)
         if have > file.size:
             have = out.truncate(0)
         on_bytes(have)
@@ -144,11 +209,12 @@ def _fetch_large(hub: Hub, release: Release, file: RemoteFile, sha256: str, on_b
             part.unlink()
             raise ModelError(f"{release.hub_id}: {file.name} arrived damaged; try again")
         part.rename(blob)
+    return True
 
 
-def _lock(out: IO[bytes], name: str) -> None:
+def _lock(out: IO[bytes], name: str, *, wait: bool) -> None:
     try:
-        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(out, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ModelError(f"{name} is being downloaded already; wait for that") from None
 

@@ -7,7 +7,7 @@ llguidance is imported when the first constrained request comes.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ferrule.engine.types import Constraint
@@ -99,11 +99,16 @@ def json_rule(schema: Any) -> str:
     return "%json " + json.dumps({**own, "x-guidance": {"whitespace_pattern": WHITESPACE}}, ensure_ascii=False)
 
 
-def around(lark: str, name: str, inner: Constraint) -> Constraint:
-    """The Lark grammar ``lark``, in whose rules ``@name`` stands for what ``inner`` allows."""
-    told = _of_library(inner)
-    part = json.loads(told)["grammars"][0] if told.startswith("{") else {"lark_grammar": told}
-    return Constraint("grammars", json.dumps({"grammars": [{"lark_grammar": lark}, {**part, "name": name}]}))
+def around(lark: str, inner: Mapping[str, Constraint]) -> Constraint:
+    """The Lark grammar ``lark``, in whose rules ``@name`` stands for what that of ``inner`` allows."""
+    if not inner:
+        return Constraint("lark", lark)
+    grammars = [{"lark_grammar": lark}]
+    for name, each in inner.items():
+        told = _of_library(each)
+        part = json.loads(told)["grammars"][0] if told.startswith("{") else {"lark_grammar": told}
+        grammars.append({**part, "name": name})
+    return Constraint("grammars", json.dumps({"grammars": grammars}))
 
 
 def special_tokens(tokenizer: LLTokenizer, known: str) -> dict[str, int]:

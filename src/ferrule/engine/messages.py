@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from ferrule.engine.options import RankOptions
-from ferrule.engine.types import FinishReason, Progress, PromptToken, RankInfo, SamplingParams
+from ferrule.engine.types import FinishReason, PrefixUse, Progress, PromptToken, RankInfo, SamplingParams
 from ferrule.errors import EngineError
 from ferrule.model import PoolingMode
 
@@ -80,13 +80,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="event"):
 
 
 class NewToken(msgspec.Struct, frozen=True, array_like=True):
-    """The next token of request ``id``."""
+    """The next token of request ``id``. ``cached``: as of `Token`."""
 
     id: int
     token: int
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     finish: FinishReason | None
+    cached: int | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", tag_field="event"):
@@ -118,10 +119,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", tag_field="event"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", tag_field="event"):
-    """Number of sequences that run and that wait."""
+    """Number of sequences that run and that wait. ``prefix``: as of `Health`."""
 
     running: int
     waiting: int
+    prefix: PrefixUse | None = None
 
 
 class DeviceLost(msgspec.Struct, frozen=True):

@@ -67,7 +67,10 @@ class EngineOptions:
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
     ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
     adapters that requests may name. ``copies``: of the model in the memory of this machine, which share its cores and
-    what is left for caches; ``copies_left``: those that are still to be loaded after this one."""
+    what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
+    was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
+    (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
+    disk."""
 
     model: str
     tensor: int = 1
@@ -87,6 +90,9 @@ class EngineOptions:
     adapters: tuple[Adapter, ...] = ()
     copies: int = 1
     copies_left: int = 0
+    prefix_cache: bool = True
+    prefix_tokens: int | None = None
+    prefix_disk: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -104,6 +110,8 @@ class EngineOptions:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, not {value}")
+        if self.prefix_disk and not self.prefix_cache:
+            raise ConfigError("--prefix-cache-disk is of no use with --no-prefix-cache; leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,8 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies`` and ``copies_left``: as in `EngineOptions`. ``adapters``: with their directories and identities.
+    ``copies``, ``copies_left`` and ``prefix_…``: as in `EngineOptions`. ``adapters``: with their directories and
+    identities.
     """
 
     directory: str
@@ -132,6 +141,9 @@ class RankOptions:
     adapters: tuple[Adapter, ...] = ()
     copies: int = 1
     copies_left: int = 0
+    prefix_cache: bool = True
+    prefix_tokens: int | None = None
+    prefix_disk: int = 0
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

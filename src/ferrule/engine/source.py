@@ -17,11 +17,12 @@ from ferrule.engine.architectures import (
     pipeline_refusal,
     tensor_refusal,
 )
+from ferrule.engine.download import download
 from ferrule.engine.weights.checkpoint import Checkpoint, quantization_of
 from ferrule.engine.weights.formats import Weight, known_methods
 from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.gguf.names import family_of
-from ferrule.errors import ModelError
+from ferrule.errors import ModelError, first_line
 from ferrule.model import Cuts, ModelSpec, demo_path, spec_of_tensors
 from ferrule.model.count import Counts, lacking
 from ferrule.model.families.family import SAME_CLASS
@@ -35,25 +36,17 @@ DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HEAD = "lm_head.weight"
 """Name of an output layer among a model's tensors."""
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-"""File patterns of what a model needs to run; hubs often hold the same weights in other formats beside them."""
-
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 COMPUTED = ("float32", "bfloat16", "float16")
 
 
-def first_line(error: BaseException) -> str:
-    """First line of a library's error, without the paragraphs of advice that often follow."""
-    return next(iter(str(error).strip().splitlines()), repr(error))
-
-
-def resolve(model: str) -> Path:
+def resolve(model: str, on_download: Callable[[int, int], None] = lambda done, total: None) -> Path:
     """Path of ``model``: a local directory, a GGUF file, ``demo``, or a hub id (downloaded, or found in the hub's
-    cache).
+    cache). ``on_download``: as in `download`.
 
     Raises `ModelError` where there is none.
     """
-    return local(model) or _download(model)
+    return local(model) or download(model, on_download)
 
 
 def local(model: str) -> Path | None:
@@ -81,21 +74,6 @@ def called(model: str, directory: Path) -> str:
     """What ``model``, whose files are in ``directory``, is called where nobody gives it a name. A model of the hub is
     called by its id: its directory in the hub's cache has the name of a commit."""
     return model if local(model) is None else model_name(directory)
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
-    except RepositoryNotFoundError:
-        raise ModelError(f"{hub_id}: no such directory, and the hub knows no such model (or it is private)") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ModelError(
-            f"{hub_id}: no such directory here, and it could not be downloaded from the hub ({first_line(error)}); "
-            "download it elsewhere and give its directory"
-        ) from None
 
 
 def configuration_file(directory: Path) -> Path:

@@ -92,7 +92,8 @@ class PromptToken(NamedTuple):
 @dataclass(frozen=True)
 class Token:
     """One generated token. ``finish`` is set on the last one of a sequence; ``prompt`` on the first one, where
-    `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first.
+    `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first. ``cached``: on the first one, how
+    many of the prompt's tokens were computed for earlier requests.
 
     A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
     the caller that turns tokens into text leaves it out.
@@ -103,6 +104,7 @@ class Token:
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     prompt: tuple[PromptToken, ...] | None = None
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class RankInfo:
     """Report of one rank when it was ready. Sizes in bytes.
 
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
-    ``received_bytes`` of the model came from other hosts, for all ranks of this one.
+    ``received_bytes`` of the model came from other hosts, for all ranks of this one. ``unshared``: why there is no
+    prefix cache although it was not switched off.
     """
 
     rank: int
@@ -139,6 +142,7 @@ class RankInfo:
     peak_bytes: int
     transports: str
     received_bytes: int = 0
+    unshared: str | None = None
 
 
 @dataclass(frozen=True)
@@ -165,10 +169,21 @@ class ReplicaHealth:
 
 
 @dataclass(frozen=True)
+class PrefixUse:
+    """Use of the prefix cache. ``tokens``: that it holds in memory, ``stored``: and on disk; ``hits``: tokens of
+    prompts that were not computed, since the ranks were started."""
+
+    tokens: int = 0
+    stored: int = 0
+    hits: int = 0
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
     how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
-    ``replicas``: its copies, where there are to be several; the model is ready as long as one is."""
+    ``prefix``: None where there is no prefix cache. ``replicas``: its copies, where there are to be several; the model
+    is ready as long as one is."""
 
     state: State
     error: str | None = None
@@ -178,6 +193,7 @@ class Health:
     recoveries: int = 0
     last_recovery: Recovery | None = None
     note: str | None = None
+    prefix: PrefixUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ferrule.errors import ConfigError
 from ferrule.hardware.profiles import CableProfile, Figure, LabProfile, Machine, Usb4Lanes
 from ferrule.hardware.shaping import Shaping, parse_number
-from ferrule.units import parse_bytes, parse_seconds
+from ferrule.units import parse_bytes
 
 SHIPPED = ("machines.toml", "cables.toml", "labs.toml")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
@@ -123,7 +123,6 @@ _OPTIONAL: dict[str, Callable[[str], float]] = {
     "watts_idle": float,
     "watts_busy": float,
     "price": float,
-    "launch": parse_seconds,
 }
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ferrule.hardware.shaping import Shaping
 from ferrule.hardware.topology import CableSpec, Topology
 
+MAKERS = {"1002": "amd", "10de": "nvidia", "8086": "intel"}
+"""Of GPUs, by PCI vendor."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -25,8 +28,7 @@ class Machine:
     ``memory`` that the GPU can reach, in bytes; ``memory_bandwidth`` in bytes per second, as the maker states it;
     ``flops`` operations per second by type (`DTYPES`), dense, of 16 bit types summed up in FP32; ``disk_read`` in bytes
     per second, one large file; ``watts_idle``, ``watts_busy`` of the whole machine; ``price`` in US dollars, new;
-    ``launch`` seconds that an engine needs to start an operation, beside what that moves and computes. ``gpu``: PCI
-    vendor and device of its GPU, such as ``10de:2204``, by which an inventory tells what it is.
+    ``gpu``: PCI vendor and device of its GPU, such as ``10de:2204``, by which an inventory tells what it is.
     """
 
     name: str
@@ -38,8 +40,15 @@ class Machine:
     watts_idle: Figure | None = None
     watts_busy: Figure | None = None
     price: Figure | None = None
-    launch: Figure | None = None
     gpu: tuple[str, ...] = ()
+
+    @property
+    def maker(self) -> str:
+        """Of its GPU: ``apple``, ``nvidia``, ``amd``, ``intel``; empty where there is none."""
+        if self.title.startswith("Apple"):
+            return "apple"
+        vendors = {pci.partition(":")[0] for pci in self.gpu}
+        return next((MAKERS[vendor] for vendor in vendors if vendor in MAKERS), "")
 
     @property
     def half_precision(self) -> Figure:

@@ -17,7 +17,7 @@ from ferrule.model.layer import (
 )
 from ferrule.model.mixer import MixerSpec
 from ferrule.model.pooling import Embedding, PoolingMode, lacks_head, read_embedding
-from ferrule.model.read import known_models, read_configuration, read_model, spec_of_tensors
+from ferrule.model.read import known_models, read_configuration, read_model, spec_of_config, spec_of_tensors
 from ferrule.model.spec import ModelSpec
 from ferrule.model.split import HeadSplit, Range, no_plan, part_of, split_heads
 
@@ -47,6 +47,7 @@ __all__ = [
     "read_configuration",
     "read_embedding",
     "read_model",
+    "spec_of_config",
     "spec_of_tensors",
     "split_heads",
     "with_adapters",

@@ -13,6 +13,10 @@ from ferrule.model.packing import Pieces, together
 VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
 
+FAVOURITES = 0.75
+"""Exponent by which so many tokens of a batch choose experts as if at random. Chosen with llama.cpp's batches of 4 to
+32 on a DGX Spark in sight (bench/published)."""
+
 Kind = Literal["attention", "key_value", "mixer", "dense", "routed", "shared", "norm", "other"]
 AttentionKind = Literal["full", "sliding", "chunked", "latent", "compressed"]
 
@@ -182,6 +186,14 @@ class AttentionSpec:
         attended = 2 * self.query_heads * (self.key_width + self.value_width) * _pairs(tokens, past, seen)
         return attended + 2 * self.index_heads * self.index_width * _pairs(tokens, past, None)
 
+    def absorbed_flops(self, past: int) -> int:
+        """Operations that one token after ``past`` ones takes more where its queries meet the latents themselves, which
+        are wider than the keys and values that would have to be made of them again."""
+        if self.kind != "latent":
+            return 0
+        wider = self.latent_width + self.latent_rank - self.key_width - self.value_width
+        return 2 * self.query_heads * wider * _pairs(1, past, self.window if self.most is None else self.most)
+
     def _entries(self, tokens: int, past: int, most: int | None) -> int:
         """Pairs of a query and an entry that it sees."""
         return _pairs(tokens, past, None if most is None else most * self.rate) // self.rate if self.rate else 0
@@ -211,10 +223,10 @@ class ExpertsSpec:
 
     def touched(self, tokens: float) -> float:
         """Expected number of different experts that a batch of ``tokens`` tokens needs, if each token's choice is
-        ``per_token`` of ``count`` at random: ``E * (1 - (1 - k/E)^B)``, the coupon collector with k coupons a draw.
-        Real routers have favourites, so this is an upper bound on average.
+        ``per_token`` of ``count`` at random: ``E * (1 - (1 - k/E)^B)``, the coupon collector with k coupons a draw. As
+        routers have favourites, tokens of one batch choose as fewer, ``B^FAVOURITES`` of them, would at random.
         """
-        missed = math.pow(1.0 - self.per_token / self.count, max(0.0, tokens))
+        missed = math.pow(1.0 - self.per_token / self.count, math.pow(max(0.0, tokens), FAVOURITES))
         return self.count * (1.0 - missed)
 
 

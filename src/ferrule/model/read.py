@@ -108,6 +108,11 @@ def spec_of_tensors(
     return count(name, shape, tensors, "headers", format_of(shape.fields))
 
 
+def spec_of_config(name: str, config: Any, *, weights: str | None = None) -> ModelSpec:
+    """A `ModelSpec` by arithmetic from a parsed ``config.json``; ``weights`` and errors as of `read_model`."""
+    return _configured(name, config, name, weights)
+
+
 def _of_headers(name: str, config: Any, file: str, tensors: Iterable[Stored]) -> ModelSpec:
     """The same from headers. Of packed weights these do not tell all that says how they are held: arithmetic does."""
     shape = read_shape(config, file)

@@ -144,6 +144,8 @@ _ON_LOAD = {
     )
     for name, bits in BITS.items()
 }
+_MIXTURES = {"q6_k": 6.56, "q4_k_m": 4.85, "q3_k_m": 3.91}
+"""Mean bits a weight of GGUF's mixtures on Llama-like models (llama.cpp's own table)."""
 _NAMED = {
     **{name: Format(name, plain=size) for name, size in PLAIN.items() if size in (2, 4)},
     "fp8": Format(
@@ -173,9 +175,17 @@ _NAMED = {
     },
     "mxfp4": Format("mxfp4 in groups of 32", bits=4, group=32, group_bytes=1, roles=EXPERTS, packing=Packing(4, 32, 1)),
     "q8_0": Format("q8_0", bits=8, group=32, group_bytes=2, roles=MATRICES - {"router"}, packing=Packing(8, 32, 2)),
-    "q4_k_m": Format("q4_k_m", bits=4.85, roles=MATRICES - {"router"}),
+    "mxfp4_moe": Format(
+        "mxfp4 experts, the rest q8_0",
+        bits=8,
+        group=32,
+        group_bytes=2,
+        roles=MATRICES - {"router"},
+        exceptions={r"re:.*\.experts\b": Format("mxfp4", bits=4, group=32, group_bytes=1, roles=EXPERTS)},
+    ),
+    "q4_0": Format("q4_0", bits=4, group=32, group_bytes=2, roles=MATRICES - {"router"}),
+    **{name: Format(name, bits=bits, roles=MATRICES - {"router"}) for name, bits in _MIXTURES.items()},
 }
-"""``q4_k_m`` is a mixture whose mean is 4.85 bits a weight on Llama-like models (llama.cpp's own table)."""
 
 
 _SCALE = re.compile(

@@ -2,21 +2,24 @@
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, PairSpec, RailSpec, read_cluster
 from ferrule.plan.cost import predict, predicted
+from ferrule.plan.kernels import Kernels
 from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, split_advice, times_as_fast
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
 from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, Runtime
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
-from ferrule.plan.search import SearchResult, best_plan, search
+from ferrule.plan.search import Apart, SearchResult, best_plan, search, search_apart
 
 __all__ = [
     "BUILT_IN_ENGINE",
     "CAPTURED_SHARE",
     "RUNTIMES",
+    "Apart",
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
+    "Kernels",
     "Objective",
     "PairSpec",
     "Plan",
@@ -41,6 +44,7 @@ __all__ = [
     "read_plan",
     "require_room",
     "search",
+    "search_apart",
     "split_advice",
     "times_as_fast",
 ]

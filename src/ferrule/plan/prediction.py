@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ferrule.plan.plan import Plan
 
@@ -36,7 +37,7 @@ class MemoryUse:
         return self.room - self.needed
 
 
-TermKind = Literal["weights", "cache", "compute", "launch", "collective", "hop", "disk"]
+TermKind = Literal["weights", "cache", "compute", "launch", "collective", "hop", "disk", "step"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,30 @@ class Term:
     seconds: float
 
 
+class Interval(NamedTuple):
+    """Log of the factor either way within which four of five measurements are expected: of a token of a single stream,
+    of a step of all, and of a prompt."""
+
+    token: float = 0.0
+    step: float = 0.0
+    prompt: float = 0.0
+
+
+NONE = Interval()
+
+
+@dataclass(frozen=True)
+class Between:
+    """The least and the most that is expected, in four of five cases."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def about(cls, value: float, spread: float) -> Between:
+        return cls(value * math.exp(-spread), value * math.exp(spread))
+
+
 @dataclass(frozen=True)
 class Prediction:
     """``token_seconds``: from one token of a single stream to the next. ``step_seconds``: the same with all
@@ -55,6 +80,7 @@ class Prediction:
     ``prompt_terms`` to ``ttft_seconds``, and ``step_terms`` to ``step_seconds``: where the slowest stage sets the pace,
     those are of that stage alone. ``joules`` and ``dollars_per_million`` per token and million tokens at the
     concurrency, where watts and prices are known. ``largest_context``: of each of the concurrent sequences, by memory.
+    ``interval``: how far off that may be.
     """
 
     token_seconds: float
@@ -69,6 +95,7 @@ class Prediction:
     watts: float | None = None
     joules: float | None = None
     dollars_per_million: float | None = None
+    interval: Interval = NONE
 
     @property
     def fits(self) -> bool:
@@ -83,6 +110,20 @@ class Prediction:
     def throughput(self) -> float:
         """Tokens per second of all streams together."""
         return self.concurrency / self.step_seconds
+
+    @property
+    def tokens_between(self) -> Between:
+        """Tokens per second of a single stream."""
+        return Between.about(self.tokens_per_s, self.interval.token)
+
+    @property
+    def throughput_between(self) -> Between:
+        return Between.about(self.throughput, self.interval.step)
+
+    @property
+    def ttft_between(self) -> Between:
+        """Seconds."""
+        return Between.about(self.ttft_seconds, self.interval.prompt)
 
 
 @dataclass(frozen=True)

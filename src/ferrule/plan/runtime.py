@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from ferrule.model.families.program import OUTER_OPERATIONS
 from ferrule.model.holding import MOST_COMPUTED_BYTES
 from ferrule.model.layer import BUILT_IN, COMPACT, AttentionSpec, CachePolicy, LayerSpec
 from ferrule.model.mixer import MixerKind
 from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import DeviceSpec
+from ferrule.plan.cluster.spec import LAUNCH_SECONDS, DeviceSpec
+from ferrule.plan.kernels import (
+    EXO_GRPC_KERNELS,
+    LLAMA_CPP_KERNELS,
+    MLX_KERNELS,
+    PLAIN,
+    VLLM_KERNELS,
+    Kernels,
+)
 
 EXPERT_OPERATIONS = 3
 """Of a step program, for every expert that is touched: two products and what lies between."""
@@ -62,6 +71,9 @@ class CacheRoom(NamedTuple):
     state: float
 
 
+WORDS = 100_000
+
+
 @dataclass(frozen=True)
 class Runtime:
     """An engine, as far as time and memory are concerned.
@@ -71,6 +83,15 @@ class Runtime:
     where an engine works through them one by one. ``end_operations``: embedding, last norm, output matrix, sampling.
     ``program_end_operations``: the same where the engine runs a native program for the model (`LayerSpec`), in whose
     operations all are counted then; None: it has no such programs.
+    ``latent_operations``: more of latent attention, whose queries, keys and values come out of two products each with a
+    norm between, and are led into the latents' space and back; ``mixer_operations``: of a recurrent mixer (0: as many
+    as attention). ``sums``: all-reduces of a layer at most, and nothing gathered, since attention is cut by heads and
+    shared experts are summed with the others; None: what transformers' plans exchange. ``cuts_states``: ranks keep
+    only their heads' part of a recurrence. ``tile``: rows in which products of experts' many rows are worked
+    through: on average half a tile of every expert is empty. ``kernels``: by a device's maker; "": of any other.
+    ``adds_up``: what products move and what they compute take time one after the other, as far as kernels do not hide
+    the one behind the other; else the longer of the two. ``step_seconds``: scheduler, sampling and what else a step is
+    for the engine, and ``sequence_seconds``: more for each sequence of it, by the 100,000 words of the vocabulary.
     ``stage_operations``: of every stage but the first before its layers. ``message_seconds``: its own work for a
     message between stages, and ``collective_seconds`` for a collective, beside
     what the fabric's model counts. ``layer_message_bytes``: what goes to another stage for each of its layers with
@@ -95,6 +116,15 @@ class Runtime:
     each_expert_operations: int = 0
     end_operations: int = 8
     program_end_operations: int | None = None
+    latent_operations: int = 0
+    mixer_operations: int = 0
+    sums: int | None = None
+    cuts_states: bool = False
+    tile: int = 0
+    kernels: Mapping[str, Kernels] = field(default_factory=dict, hash=False)
+    adds_up: bool = False
+    step_seconds: float = 0.0
+    sequence_seconds: float = 0.0
     stage_operations: int = 0
     message_seconds: float = 0.0
     collective_seconds: float = 0.0
@@ -159,7 +189,14 @@ class Runtime:
         """Seconds of an operation there beside its bytes and arithmetic."""
         if self.eager and device.eager_seconds is not None:
             return device.eager_seconds
-        return device.launch_seconds
+        return device.launch_seconds * self.kernels_of(device).launch_seconds / LAUNCH_SECONDS
+
+    def kernels_of(self, device: DeviceSpec) -> Kernels:
+        return self.kernels.get(device.maker) or self.kernels.get("", PLAIN)
+
+    def step_of(self, model: ModelSpec, sequences: int) -> float:
+        """Seconds of a step beside what devices do."""
+        return self.step_seconds + self.sequence_seconds * sequences * model.vocab_size / WORDS
 
     def resume_seconds(self, device: DeviceSpec) -> float:
         """Seconds that a stage there takes longer after it has waited for others."""
@@ -176,11 +213,13 @@ class Runtime:
         if self.program_end_operations is not None and layer.program_operations is not None:
             return layer.program_operations + EXPERT_OPERATIONS * experts_touched
         mixing = self.attention_operations if layer.attention is not None else 0
+        if layer.attention is not None and layer.attention.kind == "latent":
+            mixing += self.latent_operations
         if layer.attention is not None and layer.attention.kind == "compressed":
             mixing = self.call_operations * compressed_calls(layer.attention) or mixing
         if layer.mixer is not None:
             calls = MIXER_CALLS[layer.mixer.kind].of(tokens)
-            mixing += self.call_operations * calls or self.attention_operations
+            mixing += self.call_operations * calls or self.mixer_operations or self.attention_operations
         if layer.experts is None:
             return mixing + (self.dense_operations if layer.width else 0)
         shared = self.dense_operations if layer.weights.shared.bytes else 0
@@ -226,16 +265,52 @@ ON_ACCELERATORS = replace(
 )
 """The same engine where a rank has a GPU: all ranks run transformers' modules then, and a call takes as long as it
 takes to start a kernel."""
-MLX = Runtime("mlx")
+OTHERS: dict[str, Any] = {
+    "latent_operations": 8,
+    "mixer_operations": 30,
+    "sums": 2,
+    "cuts_states": True,
+    "tile": 32,
+    "adds_up": True,
+    "sequence_seconds": 135e-6,
+}
+"""Of all engines but ours. Operations are counted in their code; how many rows a tile has is a choice among what
+kernels have. Seconds here and below are fitted as the kernels are (plan/kernels.py)."""
+MLX = Runtime(
+    "mlx",
+    **OTHERS,
+    kernels=MLX_KERNELS,
+    step_seconds=393e-6,
+    collective_seconds=37e-6,
+    message_seconds=299e-6,
+)
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""
-VLLM = Runtime("vllm")
+VLLM = Runtime(
+    "vllm",
+    **OTHERS,
+    kernels=VLLM_KERNELS,
+    step_seconds=783e-6,
+    collective_seconds=64.9e-6,
+    message_seconds=300e-6,  # a choice: as MLX's
+)
 LLAMA_CPP_RPC = Runtime(
     "llama.cpp-rpc",
+    **OTHERS,
+    kernels=LLAMA_CPP_KERNELS,
+    step_seconds=269e-6,
+    message_seconds=2.16e-3,
     # rpc_tensor is 296 bytes; a layer with experts is about 70 tensors (ggml-rpc sends the graph with every token).
     layer_message_bytes=70 * 296,
     batches=False,
     streams=True,
 )
-EXO_GRPC = Runtime("exo-grpc", message_seconds=1e-3)
-"""exo of 2024: tensors from Python to Python by gRPC. A millisecond a message is a choice."""
+EXO_GRPC = Runtime(
+    "exo-grpc",
+    **OTHERS,
+    kernels=EXO_GRPC_KERNELS,
+    step_seconds=7.78e-3,
+    collective_seconds=1.56e-3,
+    message_seconds=1.11e-3,
+)
+"""exo of 2024: tensors from Python to Python by gRPC."""
 RUNTIMES = {runtime.name: runtime for runtime in (BUILT_IN_ENGINE, MLX, VLLM, LLAMA_CPP_RPC, EXO_GRPC)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
+from msgspec import UNSET
 
 from ferrule import __version__
 from ferrule.engine import Engine
@@ -23,7 +24,7 @@ from ferrule.serve.keys.keyring import Keyring
 from ferrule.serve.models import Aliases, Models, OneModel
 from ferrule.serve.models.leases import Leases
 from ferrule.serve.models.many import ManyModels
-from ferrule.serve.models.offer import state_of
+from ferrule.serve.models.offer import state_of, together
 from ferrule.serve.ollama import routes as ollama_routes
 from ferrule.serve.openai import routes as openai_routes
 from ferrule.serve.openai.objects import HealthBody, ManyHealthBody, ModelHealth
@@ -36,8 +37,9 @@ EXPOSED = (
 """Headers that pages of other origins may read."""
 
 HEALTH_RESPONSES = {
-    **described(400, 403, 408, 431, ok=HealthBody),
-    503: described_as("the model does not run; `status` says why", HealthBody),
+    **described(400, 403, 408, 431),
+    200: described_as("the answer, of one model or of several", HealthBody, ManyHealthBody),
+    503: described_as("the model does not run; `status` says why", HealthBody, ManyHealthBody),
 }
 
 
@@ -99,7 +101,9 @@ def create_app(
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)
     async def health() -> Response:
-        return many_health(engine) if isinstance(engine, ManyModels) else health_response(engine)
+        if isinstance(engine, ManyModels):
+            return many_health(engine, {each.name for each in models.cards()})
+        return health_response(engine)
 
     return app
 
@@ -108,8 +112,8 @@ def _parser_of(served: Engine | ManyModels, tool_parser: str) -> Callable[[Engin
     return served.parser_of if isinstance(served, ManyModels) else lambda _: tool_parser
 
 
-def many_health(models: ManyModels) -> Response:
-    """200 unless no model runs and the first one cannot; the state of each."""
+def many_health(models: ManyModels, shown: Collection[str]) -> Response:
+    """200 unless no model runs and the first one cannot; the state of each of those that are ``shown``."""
     states = {}
     for offer, engine in models.states():
         health = engine.health()
@@ -121,12 +125,12 @@ def many_health(models: ManyModels) -> Response:
             offer.pin,
             health.error,
             health.note,
+            health.prefix,
         )
-    first = next(iter(states))
-    status = states[first].status
-    if status in ("unloaded", "loading") or any(each.status == "ok" for each in states.values()):
-        status = "ok"
-    return respond(ManyHealthBody(status, first, states), 200 if status == "ok" else 503)
+    status = together([state_of(engine) for _, engine in models.states()])
+    status = "ok" if status == "ready" else status
+    told = {name: each for name, each in states.items() if name in shown}
+    return respond(ManyHealthBody(status, told, next(iter(told), UNSET)), 200 if status == "ok" else 503)
 
 
 def health_response(engine: Engine) -> Response:
@@ -143,6 +147,7 @@ def health_response(engine: Engine) -> Response:
         health.last_recovery,
         health.error,
         health.note,
+        health.prefix,
         health.replicas,
     )
     return respond(body, 200 if ready else 503)

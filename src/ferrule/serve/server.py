@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.engine import Engine
 from ferrule.serve.app import create_app
+from ferrule.serve.collector import collect_when_idle, spare_requests
 from ferrule.serve.http import connections
 from ferrule.serve.http.connections import HttpConfig, connection_limit
 from ferrule.serve.http.errors import ApiError
@@ -97,9 +97,10 @@ async def serve(
                     engine, api_key=api_key, keys=keys, origins=origins, tool_parser=tool_parser, aliases=aliases
                 )
                 gate.app = app
-                _spare_collector()
+                spare_requests()
                 on_ready(engine)
-                await _watch(engine, stop)
+                with _collecting(engine):
+                    await _watch(engine, stop)
                 app.state.models.close()
         finally:
             server.should_exit = True
@@ -108,10 +109,19 @@ async def serve(
                 requests.close()
 
 
-def _spare_collector() -> None:
-    """Take what is there for good out of the garbage collector's rounds: each would hold up every request for 80 ms."""
-    gc.collect()
-    gc.freeze()
+@contextmanager
+def _collecting(engine: Engine | ManyModels) -> Iterator[None]:
+    """Collect garbage in moments in which no model has a request."""
+
+    def idle() -> bool:
+        running = [each for _, each in engine.states()] if isinstance(engine, ManyModels) else [engine]
+        return not any(health.running or health.waiting for health in (each.health() for each in running))
+
+    task = asyncio.create_task(collect_when_idle(idle))
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def _unless(stop: asyncio.Event, starting: Awaitable[Served]) -> Served | None:

@@ -8,6 +8,7 @@ from ferrule.agent.placement import devices as host_devices
 from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.cores import HostCores
 from ferrule.agent.placement.planner import ClusterPlanner, _rather_here
+from ferrule.agent.placement.shared import Part, SharedMemory
 from ferrule.cluster.messages import GetReachable
 from ferrule.cluster.records import Member
 from ferrule.cluster.reports import DeviceReport, HostStatus
@@ -48,6 +49,7 @@ class FakeCluster:
         self.answering = [member.host for member in MEMBERS]
         self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
         self.described = []
+        self.asked_now = []
         self.up_seconds = 31.0
         self.install = {}
         """By host id, the command that installs the engine where it lacks."""
@@ -73,6 +75,7 @@ class FakeCluster:
 
     async def ask_member(self, home, member, question, *, timeout):
         self.described.append(member.name)
+        self.asked_now.append(question.now)
         text_of[member.name] = report("abc".index(member.host[0]), self.memory[member.host], self.kernels[member.host])
         return member.name
 
@@ -299,3 +302,38 @@ def test_a_saved_plan_says_on_which_hosts_which_layers_are(monkeypatch, spec):
     cluster.answering = [MEMBERS[0].host]
     with pytest.raises(ModelUnavailable, match="the plan needs hostc, which cannot be reached now"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved), spec)
+
+
+def test_models_that_share_memory_fit_where_the_others_leave_room(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (14 * GB, 14 * GB, 14 * GB))
+    loaded = {"other": [Part("hosta", "cpu", 6 * GB, GB)]}
+
+    def shortage(planner, *without, fresh=False):
+        planner._spec = spec
+        return asyncio.run(planner.shortage(without, fresh=fresh))
+
+    options = EngineOptions("x", max_context=2048)
+    shared = SharedMemory("own", lambda: loaded)
+    planner = ClusterPlanner(None, options, split=False, memory=shared)
+    assert shortage(planner, fresh=True) is None  # over several hosts
+    assert cluster.asked_now == [True] * 3
+    cluster.answering = [MEMBERS[0].host]
+    assert "hosta cannot hold it: " in shortage(planner, fresh=True)
+    assert len(cluster.described) == 4
+    assert shortage(planner, "other") is None
+    assert len(cluster.described) == 4  # what was said will do
+    assert planner.parts == ()
+    del loaded["other"]
+    cluster.memory[MEMBERS[0].host] = 19 * GB
+    deployment = form(planner, spec)
+    assert [(part.host, part.device) for part in planner.parts] == [("hosta", "cpu")]
+    assert planner.parts[0].total > spec.bytes
+    assert deployment.options.plan.world_size == 1
+    limited = ClusterPlanner(None, options, split=False, memory=SharedMemory("own", dict, 10 * GB))
+    assert "hosta cannot hold it: " in shortage(limited, fresh=True)
+    split = EngineOptions("x", tensor=2, max_context=2048)
+    cluster.memory[MEMBERS[0].host] = 12 * GB
+    loaded["other"] = [Part("hosta", "cpu", 8 * GB, 0)]
+    spread = ClusterPlanner(None, split, split=True, memory=SharedMemory("own", lambda: loaded))
+    assert shortage(spread, fresh=True).startswith("cpu of hosta needs 1")
+    assert shortage(spread, "other") is None

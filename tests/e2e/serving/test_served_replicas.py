@@ -12,6 +12,8 @@ import pytest
 from openai import AsyncOpenAI
 from server_process import Server, start_server, wait_until
 
+from ferrule.engine.replicas.router import BLOCK
+
 pytestmark = pytest.mark.slow
 
 PROMPTS = ("def main(", "class Point")
@@ -48,6 +50,10 @@ def test_a_replica_that_is_killed_in_the_middle_of_answers_takes_none_with_it() 
         assert "by 2 replicas" in server.output
         ranks = server.ranks()
         assert len(ranks) == 2
+        body = {"model": "ferrule-demo", "prompt": "x = 1\n" * 60, "max_tokens": 1}
+        for known in (False, True):  # the second would go to the other copy, if this one did not know the prompt
+            usage = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["usage"]
+            assert (usage["prompt_tokens_details"]["cached_tokens"] >= BLOCK) == known
         whole = asyncio.run(answers(server))
         running: list[list[int]] = []
 

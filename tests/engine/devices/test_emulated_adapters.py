@@ -13,8 +13,9 @@ from tiny_models import make
 from ferrule.engine.adapters import find
 from ferrule.engine.options import Adapter
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_steps_of_adapters_run_beside_captured_ones(tmp_path: Path) -> None:
     machines()
     base = make("llama", tmp_path / "base")

@@ -1,18 +1,33 @@
 """The scheduler against a model of what it must do: every request gets exactly the tokens it would get alone."""
 
 from collections import deque
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ferrule.engine.rank.batch import Batch, Kind
+from ferrule.engine.rank.cache.prefix import PrefixIndex
 from ferrule.engine.rank.scheduler import BESIDE_ANSWERS, Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0
 ADAPTERS = 3
 """By the remainder of its number a sequence has one of two adapters or none."""
+
+
+BLOCK = 4
+"""Tokens of a block, of which sequences here then have several."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("cache.prefix", "cache.held", "scheduler"):
+            patch.setattr(f"ferrule.engine.rank.{module}.BLOCK", BLOCK)
+        yield
 
 
 def next_token(tokens: list[int]) -> int:
@@ -24,20 +39,42 @@ class Caches:
     """Caches of ranks: replays batches and computes each sampled token from the cached tokens alone. ``short``:
     as of `Limits`, by which a cache is chosen when it starts."""
 
-    def __init__(self, short: int | None = None) -> None:
-        self.short, self.long = short, dict[int, bool]()
+    def __init__(self, short: int | None = None, *, copies: bool = False) -> None:
+        self.short, self.copies, self.long = short, copies, dict[int, bool]()
         self.held: dict[int, list[int]] = {}
-        self.most = 0
+        self.blocks: dict[int, tuple[list[int], int, bool]] = {}
+        """By number: all tokens up to its end, its adapter, and whether it is of a long sequence."""
+        self.shares: dict[int, set[int]] = {}
+        """By sequence, the places of its blocks that are those above."""
+        self.most = self.reused = 0
 
     def run(self, batch: Batch) -> list[int]:
+        for each in batch.kept:
+            tokens = self.held[each.sequence][: (each.place + 1) * BLOCK]
+            assert len(tokens) == (each.place + 1) * BLOCK
+            made = (tokens, each.sequence % ADAPTERS, self.long[each.sequence])
+            assert self.blocks.setdefault(each.block, made) == made, "a block is what sequences have in common"
+            self.shares[each.sequence].add(each.place)
         for identity in batch.released:
             self.held.pop(identity, None)
+            self.shares.pop(identity, None)
+        for span in batch.spans:
+            if span.blocks:
+                *_, (tokens, adapter, long) = (self.blocks[block] for block in span.blocks)
+                assert len(tokens) == span.seen == len(span.blocks) * BLOCK
+                assert adapter == span.sequence % ADAPTERS
+                assert long == self._is_long(span.known)
+                self.held[span.sequence], self.long[span.sequence] = list(tokens), long
+                self.shares[span.sequence] = set(range(len(span.blocks)))
+                self.reused += span.seen
+        for block in batch.dropped:
+            del self.blocks[block]
         at, sampled = 0, []
         numbers = tuple(span.sequence % ADAPTERS for span in batch.spans)
         assert batch.adapters == (numbers if any(numbers) else ())
         for span in batch.spans:
             if span.seen == 0:
-                self.held[span.sequence] = []
+                self.held[span.sequence], self.shares[span.sequence] = [], set()
                 self.long[span.sequence] = self._is_long(span.known)
             held = self.held[span.sequence]
             assert len(held) == span.seen
@@ -46,7 +83,8 @@ class Caches:
             if span.sample:
                 assert self.long[span.sequence] == self._is_long(len(held))
                 sampled.append(next_token(held))
-        self.most = max(self.most, sum(map(len, self.held.values())))
+        own = sum(len(tokens) - BLOCK * len(self.shares[one]) * (not self.copies) for one, tokens in self.held.items())
+        self.most = max(self.most, own + BLOCK * len(self.blocks))
         return sampled
 
     def _is_long(self, tokens: int) -> bool:
@@ -61,12 +99,14 @@ def drive(
     *,
     stepwise: bool = False,
     ahead: bool = False,
+    prefixes: PrefixIndex | None = None,
 ) -> dict[int, list]:
-    scheduler, caches = Scheduler(limits, frozenset({END})), Caches(limits.short)
+    prefixes = prefixes or PrefixIndex()
+    scheduler, caches = Scheduler(limits, frozenset({END}), prefixes), Caches(limits.short, copies=prefixes.copies)
     for identity, (prompt, params) in requests.items():
-        scheduler.add(
-            identity, prompt, params, (made or {}).get(identity, ()), stepwise=stepwise, adapter=identity % ADAPTERS
-        )
+        adapter = identity % ADAPTERS
+        known = (made or {}).get(identity, ())
+        scheduler.add(identity, prompt, params, known, stepwise=stepwise, adapter=adapter, about=str(adapter))
     answers: dict[int, list] = {identity: [] for identity in requests}
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in range(5000):
@@ -90,8 +130,13 @@ def drive(
     assert not scheduler.by_identity, "requests were left over"
     assert not scheduler.running
     assert not scheduler.waiting
-    caches.run(Batch(released=scheduler.take_released()))
+    caches.run(scheduler.idle_batch())
     assert not caches.held, "caches were not released"
+    assert caches.most <= limits.cache_tokens + limits.batches * limits.sequences  # a token of each may end late
+    assert set(caches.blocks) == {block.number for block in prefixes.blocks.values()}
+    assert prefixes.evict(len(caches.blocks)) == len(caches.blocks), "all can go, when nothing runs"
+    if not prefixes.enabled:
+        assert not caches.reused
     return answers
 
 
@@ -110,8 +155,10 @@ def alone(prompt: list[int], params: SamplingParams, context: int) -> list:
             return answer
 
 
+BEGINNING = tuple(range(20))
+TOKENS = st.lists(st.integers(0, 96), min_size=1, max_size=10)
 REQUEST = st.tuples(
-    st.lists(st.integers(0, 96), min_size=1, max_size=30),
+    st.builds(lambda shared, own: [*BEGINNING[:shared], *own], st.integers(0, 20), TOKENS),
     st.builds(
         SamplingParams,
         max_tokens=st.none() | st.integers(1, 30),
@@ -137,14 +184,15 @@ REQUEST = st.tuples(
     st.integers(0, 30),
     st.booleans(),
     st.booleans(),
+    st.builds(PrefixIndex, enabled=st.booleans(), copies=st.booleans()),
 )
 def test_every_request_gets_what_it_would_get_alone(
-    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool, ahead: bool
+    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool, ahead: bool, prefixes: PrefixIndex
 ) -> None:
     numbered = dict(enumerate(requests))
     whole = {identity: alone(prompt, params, limits.context) for identity, (prompt, params) in numbered.items()}
     made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
-    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead)
+    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, prefixes=prefixes)
     for identity in numbered:
         expected = whole[identity][len(made[identity]) :]
         if identity in cancel:
@@ -308,7 +356,7 @@ def test_what_is_embedded_ends_with_its_prompt_in_turns_with_answers() -> None:
     assert steps[3][1] == steps[4][1] == [(1, 1, True)]
     assert set(scheduler.by_identity) == {1}
     scheduler.cancel(1)
-    assert set(scheduler.take_released()) == {1}
+    assert set(scheduler.idle_batch().released) == {1}
 
 
 def test_what_is_embedded_may_be_cancelled_under_way() -> None:
@@ -319,4 +367,4 @@ def test_what_is_embedded_may_be_cancelled_under_way() -> None:
     scheduler.cancel(1)
     assert scheduler.complete(batch, []) == []
     assert not scheduler.by_identity
-    assert scheduler.take_released() == (1,)
+    assert scheduler.idle_batch().released == (1,)

@@ -38,6 +38,11 @@ class SmallRunner:
     def state_bytes(self, sequence: int) -> int:
         return self.state
 
+    def unshared(self, sequence: int) -> str | None:
+        return "recurrent layers" if self.state else None
+
+    copies_blocks = False
+
     def cache_memory(self) -> int:
         return 10 * self.tokens
 

@@ -104,6 +104,17 @@ def test_what_is_saved_can_be_read(tmp_path: Path) -> None:
     assert read_cluster(tmp_path / "mine.toml") == cluster
 
 
+def test_more_memory_than_a_system_leaves_is_noted(tmp_path: Path) -> None:
+    text = '[[device]]\nname = "mac"\nmachine = "mac-studio-m3-ultra"\nmemory = "{}"\n'
+    assert parse_cluster(text.format("384 GiB")).notes == ()
+    cluster = parse_cluster(text.format("490 GiB"))
+    (note,) = cluster.notes
+    assert note.startswith("mac: 490 GiB is more than its system leaves a model by itself, 384 GiB of 512 GiB; ")
+    assert "iogpu.wired_limit_mb" in note
+    write_cluster(cluster, tmp_path / "mac.toml")
+    assert read_cluster(tmp_path / "mac.toml").notes == cluster.notes
+
+
 def test_a_route_that_the_fabric_would_not_take_is_noted() -> None:
     text = """
     [[device]]

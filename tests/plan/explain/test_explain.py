@@ -26,7 +26,7 @@ from ferrule.plan import (
     predicted,
 )
 from ferrule.plan.cluster.changes import NEW_RAIL, one_more
-from ferrule.plan.explain import bottleneck, cautions, shortage, verdict, what_ifs
+from ferrule.plan.explain import bottleneck, cautions, shortage, tight, verdict, what_ifs
 from ferrule.plan.explain.what_if import RDMA_SECONDS, another_cable, by_rdma
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
@@ -209,6 +209,16 @@ def test_what_the_built_in_engine_does_not_do_yet_is_said() -> None:
     processor = replace(question.cluster.devices[0], kind="AMD EPYC (cpu)")
     assert cautions(question.of(MODEL).on(ClusterSpec((processor,)))) == []
     assert cautions(replace(question, runtime=PLAIN)) == []
+
+
+def test_a_device_that_is_nearly_full_is_warned_of() -> None:
+    """A model that fills 96 % of a machine was seen to run at a hundredth of what is predicted."""
+    needed = single(ask(cluster(2))).prediction.memory[0].needed
+    roomy, nearly = (single(ask(cluster(2, memory=round(needed / part)))) for part in (0.9, 0.96))
+    assert nearly.prediction.fits
+    assert tight(roomy) == []
+    (said,) = tight(nearly)
+    assert said.startswith("box-1: 96 % of what a model may fill is taken")
 
 
 def test_hosts_without_a_cable_may_only_need_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -93,6 +94,18 @@ def test_a_stream_has_the_events_of_every_block() -> None:
     assert [event.index for event in raw if event.type == "content_block_stop"] == [0, 1, 2, 3]
     assert raw[0].message.content == []
     assert raw[0].message.stop_reason is None
+
+
+def test_arguments_are_streamed_where_they_are_certain() -> None:
+    with client_of(scripted()) as client:
+        message, raw = streamed(client, tools=[WEATHER], tool_choice={"type": "any"})
+    assert plain(message) == ["Grüße?", "I look.", FIRST, SECOND]
+    told: dict[int, list[str]] = {}
+    for event in raw:
+        if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+            told.setdefault(event.index, []).append(event.delta.partial_json)
+    assert all(len(deltas) > 5 for deltas in told.values())
+    assert [json.loads("".join(deltas)) for deltas in told.values()] == [FIRST, SECOND]
 
 
 def test_calls_and_their_results_go_round() -> None:

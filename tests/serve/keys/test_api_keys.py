@@ -75,8 +75,13 @@ def test_keys_are_taken_and_revoked_while_the_server_runs(file: Path) -> None:
         two = made(file, "two")
         assert [post(url, key).status_code for key in (one, two, f"{one}x", "none")] == [200, 200, 401, 401]
         assert httpx.get(f"{url}/health").status_code == httpx.head(f"{url}/health").status_code == 200
+        kept = openai.OpenAI(base_url=f"{url}/v1", api_key=one).responses.create(model="fake-1b", input="?").id
+        there = f"{url}/v1/responses/{kept}"
+        assert [httpx.get(there, headers={"x-api-key": key}).status_code for key in (one, two)] == [200, 404]
         remove_key(file, "one")
         assert [post(url, key).status_code for key in (one, two)] == [401, 200]
+        again = made(file, "one")
+        assert httpx.get(there, headers={"x-api-key": again}).status_code == 404, "the name is not the key"
         file.write_text("{")  # as if it were damaged
         assert [post(url, key).status_code for key in (one, two)] == [401, 200]
         file.unlink()
@@ -133,7 +138,7 @@ def test_a_key_sees_its_models_only(file: Path) -> None:
         assert seen(other) == (0, 404, 404)
         refusal = post(url, other, BODY | {"model": "acme/fake-1b"}).json()["error"]
         assert refusal["code"] == "model_not_found"
-        assert "fake-1b' does not exist or this key may not use it" in refusal["message"]
+        assert "fake-1b' is not served here, or not for this key, which is for 'gpt'" in refusal["message"]
 
 
 def test_buckets_fill_up_and_owe() -> None:

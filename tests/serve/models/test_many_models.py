@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine, byte_level, demo_spec, tensor_plan
 
 from ferrule.engine import SamplingParams
-from ferrule.errors import ConfigError, EngineError
+from ferrule.errors import ConfigError, EngineError, ModelUnavailable
 from ferrule.serve.app import create_app
 from ferrule.serve.keys.record import ApiKey, add_key, digest_of, new_key
 from ferrule.serve.models import Aliases
@@ -38,9 +38,12 @@ class Fleet:
         self.free = free
         sizes = {"acme/a": 2, "acme/b": 2, "acme/c": 3}
         offers = [self._offer(name, size * GIB, **settings.get(name, {})) for name, size in sizes.items()]
+        self.room = Memory(
+            limit, lambda: self.free - sum(sizes[each] * GIB for each in sizes if each[-1] in self.loaded)
+        )
         self.models = ManyModels(
             offers,
-            Memory(limit, lambda: self.free - sum(sizes[each] * GIB for each in sizes if each[-1] in self.loaded)),
+            self.room,
             clock=lambda: self.now,
             tell=self.told.append,
             **{"busy_seconds": 0.0, **options},
@@ -113,7 +116,7 @@ def test_requests_go_to_the_model_that_they_name() -> None:
             assert answer.json()["model"] == answers
         status, message = await client.message("gpt-9")
         assert status == 404
-        assert all(each in message for each in ("'acme/a'", "'acme/b'", "'acme/c'", "--alias gpt-9="))
+        assert all(each in message for each in ("'acme/a'", "'acme/b'", "'acme/c'", "--alias"))
         assert client.fleet.loaded == ["a", "b"]
 
     with_fleet(work, aliases=Aliases.parse(["claude-*=b"]))
@@ -185,16 +188,17 @@ def test_what_the_machine_has_free_counts_too() -> None:
         client.fleet.free = 2 * GIB + GIB // 2  # others have taken the rest
         status, message = await client.message("c")
         assert status == 503
-        assert "needs 3 GiB, and 512 MiB is free; in memory are 'acme/a' (2 GiB)" in message
+        assert "needs 3 GiB, and 512 MiB is free; in memory is 'acme/a' (2 GiB)" in message
         assert client.fleet.loaded == ["a"]  # not unloaded in vain
 
     with_fleet(work, limit=None, free=4 * GIB)
     need, held = Need(4, 1), [Held("x", Need(3, 1), 1.0), Held("y", Need(3, 1), 0.0), Held("z", Need(5), 2.0, "pinned")]
     assert Memory(None, lambda: 3).room(need, held) == 1  # the caches of two may grow
-    out = Memory(None, lambda: 3).first_out(need, held)
+    out = asyncio.run(Memory(None, lambda: 3).first_out("w", need, held))
     assert out is not None
     assert out.name == "y"
-    assert Memory(None, lambda: 3).first_out(Need(8), held) is None  # so that nothing is unloaded in vain
+    # So that nothing is unloaded in vain.
+    assert asyncio.run(Memory(None, lambda: 3).first_out("w", Need(8), held)) is None
     assert Memory(11, lambda: 99).room(need, held) == 0
 
 
@@ -309,6 +313,30 @@ def test_a_model_that_has_failed_for_good_is_loaded_again() -> None:
     with_fleet(work)
 
 
+def test_a_model_that_waits_for_memory_gets_that_of_models_used_before() -> None:
+    async def work(client: Client) -> None:
+        fleet = client.fleet
+        for at, name in enumerate(("b", "a"), 11):
+            fleet.now = at
+            assert (await client.ask(name)).status_code == 200
+        fleet.engine("acme/b").away = ModelUnavailable("hosta cannot hold it")
+        fleet.room.limit = 3 * GIB  # as if a host were gone
+        await fleet.models.make_way()
+        assert fleet.loaded == ["a", "b"]  # a was used later
+        fleet.now += 1
+        assert (await client.message("b")) == (503, "hosta cannot hold it")
+        await fleet.models.make_way()
+        assert fleet.loaded == ["a", "b"]  # not looked at so soon again
+        fleet.now += 10
+        await fleet.models.make_way()
+        assert fleet.loaded == ["b"]
+        assert fleet.told[-1] == "acme/a is unloaded: acme/b needs its memory to come back"
+        fleet.engine("acme/b").away = None
+        assert (await client.ask("b")).status_code == 200
+
+    with_fleet(work)
+
+
 def test_models_leave_when_their_time_is_over() -> None:
     async def work(client: Client) -> None:
         fleet = client.fleet
@@ -392,9 +420,37 @@ def test_a_key_sees_and_loads_its_models_only(tmp_path: Path) -> None:
             answer = await client.ask(name)
             assert (name, answer.status_code) == (name, status)
             assert status == 404 or answer.json()["model"] == "acme/b"
+            assert not any(other in answer.text for other in ("acme/a", "acme/c", "claude-*"))
         assert client.fleet.loaded == ["a", "b"]
+        health = await client.http.get("/health")
+        assert (list(health.json()["models"]), health.json()["model"]) == (["acme/b"], "acme/b")
+        for stranger in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
+            health = await client.http.get("/health", headers=stranger)
+            assert (health.status_code, health.json()) == (200, {"status": "ok", "models": {}})
+        missing = (await client.ask("claude-opus-5")).json()["error"]
+        assert missing["message"].endswith("not for this key, which is for 'b', 'claude-opus'")
 
     with_fleet(work, keys=tmp_path / "keys.json", aliases=Aliases.parse(["claude-*=b"]))
+
+    async def no_room(client: Client) -> None:
+        client.http.headers["Authorization"] = f"Bearer {key}"
+        status, message = await client.message("b")
+        assert status == 503
+        assert message.endswith("is free; in memory is another model")
+
+    with_fleet(no_room, keys=tmp_path / "keys.json", limit=3 * GIB, settings={"acme/a": {"pin": True}})
+
+
+def test_the_description_has_both_forms_of_health() -> None:
+    async def work(client: Client) -> None:
+        described = (await client.http.get("/openapi.json")).json()
+        for status in ("200", "503"):
+            content = described["paths"]["/health"]["get"]["responses"][status]["content"]["application/json"]
+            forms = [each["$ref"].rpartition("/")[2] for each in content["schema"]["anyOf"]]
+            assert forms == ["openai.HealthBody", "openai.ManyHealthBody"]
+            assert set(forms) <= described["components"]["schemas"].keys()
+
+    with_fleet(work)
 
 
 def test_closing_ends_a_load_and_refuses_those_who_wait() -> None:

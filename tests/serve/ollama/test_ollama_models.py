@@ -13,8 +13,9 @@ from fake_engine import FakeEngine, byte_level, demo_spec
 from running import running
 
 from ferrule.engine import RankInfo
+from ferrule.model import Embedding
 from ferrule.serve.answer.service import Service
-from ferrule.serve.ollama.describe import capabilities, details
+from ferrule.serve.ollama.describe import details, shown
 from ferrule.serve.ollama.names import means, plain, tagged
 from ferrule.serve.tools.families import dialect
 
@@ -80,10 +81,12 @@ def test_show(client: ollama.Client) -> None:
 def test_capabilities_and_details() -> None:
     template = "{% for tool in tools %}<tool_call>{% endfor %}<think></think>"
     engine = FakeEngine(tokenizer=byte_level(template))
-    assert capabilities(Service(engine, dialect(template))) == ["completion", "tools", "thinking", "embedding"]
-    assert capabilities(Service(engine, dialect(template, "none"))) == ["completion", "thinking", "embedding"]
-    told = details(replace(demo_spec(), stored="GGUF Q4_K, Q6_K"))
-    assert (told.format, told.quantization_level) == ("gguf", "Q4_K, Q6_K")
+    told = [shown(Service(engine, dialect(template, parser))).capabilities for parser in ("auto", "none")]
+    assert told == [["completion", "tools", "thinking", "embedding"], ["completion", "thinking", "embedding"]]
+    encoder = replace(engine, embedding=Embedding(only=True))
+    assert shown(Service(encoder, dialect(template))).capabilities == ["embedding"]
+    stored = details(replace(demo_spec(), stored="GGUF Q4_K, Q6_K"))
+    assert (stored.format, stored.quantization_level) == ("gguf", "Q4_K, Q6_K")
 
 
 def test_names() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,8 @@ from huggingface_hub import constants, file_download
 from running import until
 
 from ferrule.engine import download
+from ferrule.engine.source import resolve
+from ferrule.errors import ModelError
 from ferrule.model import Hub
 from ferrule.serve.ollama import pull
 
@@ -179,3 +183,60 @@ def test_what_cannot_be_pulled_says_why(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ollama.ResponseError, match="HF_HUB_OFFLINE is set"):
         client.pull(MODEL)
+
+
+def test_a_server_downloads_in_the_same_way(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+
+    def found() -> Path:
+        return resolve(MODEL, lambda done, total: told.append((done, total)))
+
+    with patch.object(download, "SPARE_BYTES", 2**60), pytest.raises(ModelError, match="its disk has"):
+        found()
+    assert ranges(hub) == []  # before anything is downloaded
+    hub.cut_after = 100_000
+    hub.hold.set()
+    with (
+        patch.object(file_download, "http_get", _once(file_download.http_get)),
+        pytest.raises(ModelError, match=r"cannot be downloaded from .* kept: try again"),
+    ):
+        found()
+    hub.cut_after = None
+    good = hub.info
+    hub.info = lambda: json.loads(json.dumps(good()).replace(DIGEST[7:], "0" * 64))  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=r"model\.safetensors arrived damaged"):
+        found()
+    hub.info = good  # type: ignore[method-assign]
+    hub.asked.clear()
+    place = found()
+    assert ranges(hub) == ["bytes=100000-"]
+    assert sorted(each.name for each in place.iterdir()) == NEEDED
+    assert (place / "model.safetensors").read_bytes() == WEIGHTS
+    needed = sum(len(FILES[name]) for name in NEEDED)
+    assert told[-1] == (needed, needed)
+    hub.asked.clear()
+    assert found() == place
+    assert [path for _, path, _ in hub.asked] == [f"/api/models/{MODEL}"]
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert found() == place  # the hub is not needed
+    with pytest.raises(ModelError, match="acme/other: no such directory here, and not on the hub"):
+        resolve("acme/other")
+
+
+def test_a_download_waits_for_that_of_another_program(hub: FakeHub) -> None:
+    blob = download.directory_of(Hub.from_environment(), MODEL) / "blobs" / DIGEST[7:]
+    blob.parent.mkdir(parents=True)
+    part = blob.with_name(f"{blob.name}.part")
+    places: list[Path] = []
+    waiting = threading.Thread(target=lambda: places.append(resolve(MODEL)))
+    with part.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting.start()
+        until(lambda: any(path.endswith("tokenizer.json") for _, path, _ in hub.asked))
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        other.write(WEIGHTS)
+        part.rename(blob)
+    waiting.join(20)
+    assert (places[0] / "model.safetensors").read_bytes() == WEIGHTS
+    assert ranges(hub) == []  # the other program has brought it

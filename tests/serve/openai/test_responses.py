@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, byte_level
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import BaseModel, TypeAdapter
+from test_serve_forced import follows
 from test_serve_tools import BEGIN, FIRST, MODEL, SECOND, TEMPLATE, Serving, calling, prompt_of
 from test_serve_tools import END as END_OF_CALL
 
@@ -148,6 +149,29 @@ def test_the_clients_own_stream_and_parse_work(serving: Serving) -> None:
         assert shape(stream.get_final_response()) == TURN
 
 
+def test_arguments_are_streamed_where_they_are_certain(serving: Serving) -> None:
+    """By a grammar. Of an answer that is cut within them the call is incomplete, and not part of what follows."""
+    engine = calling()
+    client = serving(engine)
+    fields: Any = {"model": MODEL, "input": "Weather?", "tools": [WEATHER], "tool_choice": "required"}
+    with client.responses.stream(**fields) as stream:
+        events: list[Any] = list(stream)
+        last = stream.get_final_response()
+    assert shape(last) == TURN
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert len(deltas) > 20
+    for item, given in zip(done, (FIRST, SECOND), strict=True):
+        told = "".join(event.delta for event in deltas if event.item_id == item.item_id)
+        assert told == item.arguments
+        assert json.loads(told) == given
+    cut = streamed(client, **{**fields, "max_output_tokens": 90})[-1].response
+    assert (cut.status, cut.output[-1].type, cut.output[-1].status) == ("incomplete", "function_call", "incomplete")
+    assert json.dumps(FIRST, ensure_ascii=False).startswith(cut.output[-1].arguments)
+    client.responses.create(model=MODEL, previous_response_id=cut.id, input="And?")
+    assert prompt_of(engine).endswith("<|assistant|>I look.Grüße?<|end|><|user|>And?<|end|><|assistant|>")
+
+
 def test_an_answer_that_is_cut_is_incomplete_and_its_log_probabilities_come(serving: Serving) -> None:
     client = serving(FakeEngine())
     fields = {"input": "?", "max_output_tokens": 3, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
@@ -227,6 +251,41 @@ def test_a_custom_tool_takes_free_text_and_namespaces_are_told_apart(serving: Se
     assert "mcp__notes__find" not in prompt_of(engine)
 
 
+def test_a_custom_tools_text_follows_its_grammar_and_is_streamed(serving: Serving) -> None:
+    text = '*** "Köln"\n\ttwo \\ 🙂\n'
+    said = f'<tool_call>\n{{"name": "apply_patch", "arguments": {{"input": {json.dumps(text)}}}}}\n</tool_call>'
+    engine = FakeEngine(said, tokenizer=byte_level(TEMPLATE, (BEGIN, END_OF_CALL)), max_context=2048)
+    client = serving(engine)
+    grammars = [
+        ("lark", 'start: "*** " LINE /\\t.*/ LF\nLINE: /"\\w+"/ LF\n%import common.LF'),
+        ("regex", r'\*{3} "[^"]+"\n\t.*\n'),
+    ]
+    for syntax, definition in grammars:
+        form = {"type": "grammar", "syntax": syntax, "definition": definition}
+        fields: Any = {"input": "?", "tools": [{**PATCH, "format": form}, WEATHER]}
+        events = streamed(client, **fields, tool_choice={"type": "custom", "name": "apply_patch"})
+        (item,) = events[-1].response.output
+        assert (item.type, item.input, item.status) == ("custom_tool_call", text, "completed")
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == text
+        assert len(deltas) > 10
+        plain = said.replace(r"\u00f6", "ö").replace(r"\ud83d\ude42", "🙂")
+        assert follows(engine, plain)
+        assert not follows(engine, plain.replace("***", "**"))
+        whole(client, **fields)  # the model decides whether it calls, but not what the text is
+        assert follows(engine, "No.")
+        assert follows(engine, f"So. {plain}")
+        assert not follows(engine, plain.replace("***", "**"))
+    for syntax, definition, why in (
+        ("lark", "start: a\na: /[/", r"2\(4\)"),
+        ("regex", "a(", "regex"),
+        ("lark", "start: /a\nb/ ~A\nA: /a/", r"line 2 of a grammar: '~'"),
+    ):
+        form = {"type": "grammar", "syntax": syntax, "definition": definition}
+        with pytest.raises(openai.BadRequestError, match=why):
+            client.responses.create(model=MODEL, input="?", tools=[{**PATCH, "format": form}])
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "why"),
     [
@@ -253,6 +312,11 @@ def test_a_custom_tool_takes_free_text_and_namespaces_are_told_apart(serving: Se
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}},
             "text.format.schema",
             "strin",
+        ),
+        (
+            {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "gbnf"}}]},
+            "tools[apply_patch].format.syntax",
+            "or regex",
         ),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [1]}]}, "tools", "namespace 'n' must have tools"),
         ({"input": [{"role": "user", "content": "?", "id": 5}]}, "input.0", "id must be a string"),

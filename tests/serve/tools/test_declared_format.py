@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import ollama
 import openai
 import pytest
 from fake_engine import FakeEngine, byte_level
@@ -91,6 +92,13 @@ def test_a_declared_format_is_served(serving: Callable[..., openai.OpenAI]) -> N
     assert (answer["text"], answer["reasoning"], answer["finish"]) == ("Sure.", "hm", "tool_calls")
     for call, (_, _, arguments) in zip(message.tool_calls, answer["calls"], strict=True):
         assert json.loads(call.function.arguments) == json.loads(arguments) == FOUND[1]
+    card: Any = client.models.retrieve(MODEL)
+    assert {"tools", "reasoning"} <= set(card.capabilities)
+    with ollama.Client(str(client.base_url).removesuffix("/v1/"), timeout=10) as other:
+        assert {"tools", "thinking"} <= set(other.show(MODEL).capabilities or ())
+        told = other.chat(MODEL, HELLO, tools=[TOOL], think=True).message
+    assert (told.content, told.thinking) == ("Sure.", "hm")
+    assert [call.function.arguments for call in told.tool_calls or ()] == [FOUND[1]] * 2
     for fields in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
         with pytest.raises(openai.BadRequestError, match="calls"):
             client.chat.completions.create(model=MODEL, messages=HELLO, tools=[TOOL], **fields)

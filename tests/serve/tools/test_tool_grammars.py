@@ -18,8 +18,9 @@ from ferrule.engine import Constraint
 from ferrule.engine.grammar import grammar_tokenizer, open_matcher, special_tokens
 from ferrule.serve.tools.families import HARMONY, NAMES, Dialect, dialect
 from ferrule.serve.tools.grammar.answer import Sought, constraint_of
-from ferrule.serve.tools.grammar.lark import Lark
-from ferrule.serve.tools.grammar.values import UnconstrainableError
+from ferrule.serve.tools.grammar.in_json import lark_in_json
+from ferrule.serve.tools.grammar.lark import Lark, UnconstrainableError
+from ferrule.serve.tools.grammar.values import Written
 from ferrule.serve.tools.parts import Call, CallPiece, Reasoning, Text, Tools
 from ferrule.serve.tools.pieces import HEADS
 
@@ -96,9 +97,11 @@ def said(request: pytest.FixtureRequest) -> Said:
     return Said(byte_level(None, sorted(marks - {"<|end|>"})))
 
 
-def read(speaks: Dialect, text: str, size: int, *, pieces: bool) -> tuple[list[tuple[str, Any]], str, str]:
+def read(
+    speaks: Dialect, text: str, size: int, *, pieces: bool, tools: Tools = TOOLS
+) -> tuple[list[tuple[str, Any]], str, str]:
     """Calls, text and reasoning of ``text`` that comes in pieces of ``size``."""
-    reader = speaks.reader("", TOOLS, pieces=pieces)
+    reader = speaks.reader("", tools, pieces=pieces)
     parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
     parts += reader.finish(ended=True)
     calls: list[list[str]] = []
@@ -146,6 +149,85 @@ def test_forced_calls_are_calls_that_follow_their_schemas(said: Said, name: str,
         assert len(check(speaks, said.answer(one, seed))[0]) == 1
     assert most > 1 or name == HARMONY
     assert check(speaks, said.answer(named, 1))[0] == [("now", {})]
+
+
+PATCH = r"""
+start: begin hunk{1,9} END // what is "free"
+begin: "*** \"Begin\"\\" LF
+hunk: mark /.{0,5}/ LF | "@" /[^\x00-\x1f<a-z]{0,4}\S?/ NL | TAB | "\x41".."Z" | "!".."/" | "A\t\"é"i | LOUD
+mark: "+" | /[-\x22\p{Lu}]\//
+TAB: "\t"+ /(?i:(?P<n>\x09|\t?)(?-i:s)){1,3}((?i)é[^é\n]|q*\x22)/
+END: "*** End" /\r|(?s:.\.){1,2}|\W/?
+LOUD: /(?i)ß|x/ & /[a-zß]/
+%import common.LF
+%import common (NEWLINE) // more
+NL: /\x0a/
+"""
+ON_LINES = PATCH.replace("(?s:.", "(.").replace(r"\W", "x")
+EDIT = Tools({"edit": {"properties": {"input": {"type": "string"}}}})
+BARE = {"dsml", "dsml-spaced"}
+"""Formats that end a text by a tag that it could spell."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_follow_their_grammars(said: Said, name: str) -> None:
+    speaks, most = speaks_of(name), 0
+    source = ON_LINES if name in ("qwen-xml", "minimax") else PATCH
+    sought = Sought({"edit": Written("input", source)}, required=True, sure=True, reasons=False)
+    if name in BARE or (name == "glm" and "</arg_value>" not in said.special):
+        with pytest.raises(UnconstrainableError, match="grammar of a text"):
+            compiled(said, name, sought)
+        return
+    constraint, own = compiled(said, name, sought), Constraint("lark", source)
+    for seed in range(2):
+        text = said.answer(constraint, seed)
+        calls, rest, _ = read(speaks, text, len(text), pieces=False, tools=EDIT)
+        assert rest == ""
+        for called, arguments in calls:
+            assert (called, arguments.keys()) == ("edit", {"input"})
+            tokens = said.tokenizer.encode(arguments["input"], add_special_tokens=False)
+            matcher = open_matcher(said.known, own)
+            assert matcher.try_consume_tokens(tokens) == len(tokens), arguments["input"]
+            assert matcher.is_accepting()
+            most = max(most, len(tokens))
+    assert most > 30
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("start: A\n\nA: ~/x/", "line 3 of a grammar: '~'"),
+        ("start: %json {}", "line 1 .*%json"),
+        ("start: A\n%ignore /x/\nA: /x/", "line 2 .*%ignore"),
+        ("start: A\nA: /a.*/ & B\nB: /[^b]/", "A of a grammar has '&'"),
+        ("start: a\na[lazy]: /x.*/ B\nB: /y/", "lazy"),
+        ("start: /a)/", "not opened"),
+        ('start: /a " # b/x', "spaces and comments"),
+        ("start: /(a/", "no end"),
+        ("start: /a**/", "repeats nothing"),
+        ("start: /[a-z&&[^b]]/", "sets of sets"),
+        (r"start: /\p{Greek}/", "Unicode"),
+        (r"start: /[z-a]/", "bad character range"),
+        ("start: <|end|>", "<|end|>"),
+        ("start: @other", "@other"),
+    ],
+)
+def test_what_json_strings_cannot_have_names_its_line(source: str, why: str) -> None:
+    with pytest.raises(UnconstrainableError, match=why):
+        lark_in_json(source)
+
+
+def test_a_terminal_that_runs_over_the_end_of_a_text_is_refused(said: Said) -> None:
+    for source in (
+        r"start: /[^x]+/",
+        r"start: /(?s:.)*/",
+        r"start: /(a|\n|<)*/",
+        "%import common.C_COMMENT\nstart: C_COMMENT",
+    ):
+        sought = Sought({"edit": Written("input", source)}, required=True, sure=True, reasons=False)
+        with pytest.raises(UnconstrainableError, match="ends of lines"):
+            compiled(said, "qwen-xml", sought)
+        compiled(said, "hermes", sought)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,28 +1,25 @@
-"""Serve one model of a cluster on this host: ``python -m ferrule.agent.models.server DIRECTORY NAME``.
-
-The agent starts it, keeps it running, and is told how it is. The model's ranks may be on any host of the cluster.
-"""
+"""Server of one model of a cluster on this host; the model's ranks may be on any host of it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Generic
 
-from ferrule.agent.log import log_to
 from ferrule.agent.placement.planner import ClusterPlanner, Placed
 from ferrule.agent.placement.replicas import replica_hosts
+from ferrule.agent.placement.shared import Part, SharedMemory
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import GetModels, TellModelState
+from ferrule.cluster.messages import TellModelState
 from ferrule.cluster.reports import RankPlace, ReplicaStatus, ServerState
 from ferrule.engine import Engine, EngineOptions, ReplicaHealth, start
-from ferrule.engine.host.prepare import in_background, prepare
+from ferrule.engine.host.prepare import prepared
 from ferrule.engine.host.speed import measure_speed
 from ferrule.engine.options import parse_adapters
 from ferrule.engine.replicas.start import ReplicaPlace, start_replicas_apart
@@ -35,14 +32,13 @@ from ferrule.serve.http.request_log import RequestLog
 from ferrule.serve.http.self_signed import SelfSigned, own_directory
 from ferrule.serve.http.tls import ServerTls
 from ferrule.serve.keys.record import keys_path
-from ferrule.serve.server import serve
-
-log = logging.getLogger(__name__)
+from ferrule.serve.models import Aliases
+from ferrule.serve.server import Served, serve
 
 TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
-    "graphs",
+    "graphs", "prefix_cache", "prefix_disk",
 )  # fmt: skip
 
 
@@ -65,24 +61,31 @@ def _tls(desired: DesiredModel) -> ServerTls | None:
     return ServerTls(Path(desired.certificate), None if desired.private_key is None else Path(desired.private_key))
 
 
-class ModelServer:
-    """One model, from its record to the answers."""
+def planner_of(
+    home: ClusterHome,
+    name: str,
+    desired: DesiredModel,
+    memory: SharedMemory | None = None,
+    beside: Sequence[str] = (),
+) -> ClusterPlanner:
+    options = options_of(desired, name)
+    saved = None if desired.plan is None else parse_plan(desired.plan, f"the plan of the model {name!r}")
+    wanted = desired.hosts or ()
+    return ClusterPlanner(
+        home, options, split=is_split(desired), wanted=wanted, saved=saved, beside=beside, memory=memory
+    )
+
+
+def is_split(desired: DesiredModel) -> bool:
+    """Whether the user has said how."""
+    return desired.tensor is not None or desired.pipeline is not None
+
+
+class AddressServer(ABC, Generic[Served]):
+    """What a record has served at its address, from the record to the answers; the agent is kept informed."""
 
     def __init__(self, home: ClusterHome, name: str, desired: DesiredModel) -> None:
         self._home, self._name, self._desired = home, name, desired
-        self._options = options_of(desired, name)
-        split = desired.tensor is not None or desired.pipeline is not None
-        saved = None if desired.plan is None else parse_plan(desired.plan, f"the plan of the model {name!r}")
-        self._split, self._wanted = split, desired.hosts or ()
-        self._planners = [ClusterPlanner(home, self._options, split=split, wanted=self._wanted, saved=saved)]
-        """Of each replica."""
-        self._engine: Engine | None = None
-        self._measured: float | None = None
-        self._measured_at: list[Placed | None] = []
-        """Placement of the model when its speed was measured."""
-        self._measuring: asyncio.Task[None] | None = None
-        self._detail = "planning"
-        self._progress: dict[str, Progress] = {}
         self._told: ServerState | None = None
 
     async def run(self) -> None:
@@ -94,38 +97,89 @@ class ModelServer:
         telling = asyncio.create_task(self._tell())
         try:
             await serve(
-                self._load,
+                self.load,
                 listener,
                 api_key=api_key,
                 keys=keys_path(),
                 requests=requests,
                 tls=tls,
                 origins=desired.origins,
+                tool_parser=desired.tool_parser,
+                aliases=Aliases.parse(desired.aliases),
                 on_ready=lambda _: None,
             )
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
 
-    async def _load(self) -> Engine:
+    @abstractmethod
+    async def load(self) -> Served: ...
+
+    @abstractmethod
+    def state(self) -> ServerState: ...
+
+    @abstractmethod
+    def measure_again(self) -> None:
+        """Measure the speed again where a model has moved, as soon as no request runs."""
+
+    async def _tell(self) -> None:
+        """Keep the agent informed. One that does not listen is on its way out, and ends this process itself."""
+        while True:
+            self.measure_again()
+            state = self.state()
+            if state != self._told:
+                with suppress(ClusterError):
+                    await ask_here(self._home, TellModelState(self._name, state))
+                    self._told = state
+            await asyncio.sleep(TELL_SECONDS)
+
+
+class ModelServer(AddressServer[Engine]):
+    """Server of one model. ``memory``: which it shares with others."""
+
+    def __init__(self, home: ClusterHome, name: str, desired: DesiredModel, memory: SharedMemory | None = None) -> None:
+        super().__init__(home, name, desired)
+        self._options = options_of(desired, name)
+        self._memory = memory
+        self._planners = [planner_of(home, name, desired, memory)]
+        """Of each replica."""
+        self._engine: Engine | None = None
+        self._measured: float | None = None
+        self._measured_at: list[Placed | None] = []
+        """Placement of the model when its speed was measured."""
+        self._measuring: asyncio.Task[None] | None = None
+        self._detail = "planning"
+        self._progress: dict[str, Progress] = {}
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Memory of its ranks."""
+        return tuple(part for planner in self._planners for part in planner.parts)
+
+    async def load(self, *, measured: bool = True) -> Engine:
+        """``measured``: only when its speed is known."""
         if self._desired.replicas is None:
             engine: Engine = await start(self._options, on_progress=self._heard, planner=self._planners[0].about)
         else:
             engine = await self._load_replicas(self._desired.replicas)
-        await self._measure(engine)
+        if measured:
+            await self._measure(engine)
         self._engine = engine
         return engine
 
     async def _load_replicas(self, count: int) -> Engine:
-        model = await in_background(lambda: prepare(self._options))
-        groups = await replica_hosts(self._home, self._options, self._wanted, count, model.spec, split=self._split)
+        model = await prepared(self._options, on_progress=self._heard)
+        desired = self._desired
+        groups = await replica_hosts(
+            self._home, self._options, desired.hosts or (), count, model.spec, split=is_split(desired)
+        )
         everyone = [name for group in groups for name in group]
         self._planners = [
-            ClusterPlanner(
+            planner_of(
                 self._home,
-                self._options,
-                split=self._split,
-                wanted=group,
+                self._name,
+                replace(desired, hosts=group),
+                self._memory,
                 beside=[name for name in everyone if name not in group],
             )
             for group in groups
@@ -144,7 +198,6 @@ class ModelServer:
             self._measured = await measure_speed(engine)
 
     def measure_again(self) -> None:
-        """Measure the speed again where the model has moved, as soon as no request runs."""
         engine, busy = self._engine, self._measuring is not None and not self._measuring.done()
         if engine is None or busy or self._measured_at == self._placed:
             return
@@ -187,43 +240,7 @@ class ModelServer:
             replicas=tuple(map(_replica, health.replicas, self._placed)),
         )
 
-    async def _tell(self) -> None:
-        """Keep the agent informed. One that does not listen is on its way out, and ends this process itself."""
-        while True:
-            self.measure_again()
-            state = self.state()
-            if state != self._told:
-                with suppress(ClusterError):
-                    await ask_here(self._home, TellModelState(self._name, state))
-                    self._told = state
-            await asyncio.sleep(TELL_SECONDS)
-
 
 def _replica(health: ReplicaHealth, placed: Placed | None) -> ReplicaStatus:
     strategy, hosts = (None, ()) if placed is None else (placed.plan.strategy, placed.hosts)
     return ReplicaStatus(health.state, health.error or "", strategy, hosts, health.running, health.waiting)
-
-
-async def _run(home: ClusterHome, name: str) -> None:
-    desired = next((each.wanted for each in await ask_here(home, GetModels()) if each.name == name), None)
-    if desired is None:
-        raise ClusterError(f"no model {name!r} is to be served on this host")
-    await ModelServer(home, name, desired).run()
-
-
-def main(arguments: Sequence[str]) -> int:
-    directory, name = Path(arguments[0]), arguments[1]
-    log_to(None)
-    for chatty in ("httpx", "uvicorn"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    home = ClusterHome(directory.name, directory.parent)
-    try:
-        asyncio.run(_run(home, name))
-    except FerruleError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -45,7 +45,7 @@ _KILLED_SECONDS = 1.0
 
 
 def server_command(home: ClusterHome, name: str) -> list[str]:
-    return [sys.executable, "-m", "ferrule.agent.models.server", str(home.directory), name]
+    return [sys.executable, "-m", "ferrule.agent.models.process", str(home.directory), name]
 
 
 class ModelServers(ControlLoop):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import msgspec
 
+from ferrule.agent.placement.shared import SharedMemory
 from ferrule.cluster.client import ask_member
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import DescribeDevices, ProbeDevice
@@ -30,20 +31,23 @@ ASK_SECONDS = 2 * PROBE_SECONDS + 5.0
 
 
 class HostDevices:
-    """``allowed``: as ``--device`` names them, on every host. Hosts are called as the cluster calls them."""
+    """``allowed``: as ``--device`` names them, on every host. Hosts are called as the cluster calls them. ``memory``:
+    other models that hold some; it is as if they were not there."""
 
-    def __init__(self, home: ClusterHome, allowed: str) -> None:
-        self._home, self._allowed = home, allowed
+    def __init__(self, home: ClusterHome, allowed: str, memory: SharedMemory | None = None) -> None:
+        self._home, self._allowed, self._memory = home, allowed, memory
         self._reports: dict[tuple[str, str], HostReport] = {}
         self.notes: tuple[str, ...] = ()
         """Why devices of the hosts that were described last are left out, for people."""
 
-    async def described(self, members: Sequence[Member], lost: LostDevices, *, fresh: bool) -> dict[str, HostReport]:
+    async def described(
+        self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
+    ) -> dict[str, HostReport]:
         """Reports of those that answer, by host id: without what is ``lost``, and then with the processor. Unless
-        ``fresh`` what is known will do: after a loss time counts."""
+        ``fresh`` what is known will do: after a loss time counts. ``now``: as in `DescribeDevices`."""
         if fresh:
             self._reports.clear()
-        found = await asyncio.gather(*(self._left(member, lost.of(member.name)) for member in members))
+        found = await asyncio.gather(*(self._left(member, lost.of(member.name), now) for member in members))
         reports = {member.host: report for member, report in zip(members, found, strict=True) if report is not None}
         notes = tuple(note for report in reports.values() for note in report.notes)
         for note in notes:
@@ -52,29 +56,33 @@ class HostDevices:
         self.notes = notes
         return reports
 
-    async def _left(self, member: Member, lost: Collection[str]) -> HostReport | None:
-        report = await self._report(member, self._allowed)
+    async def _left(self, member: Member, lost: Collection[str], now: bool) -> HostReport | None:
+        report = await self._report(member, self._allowed, now)
         if report is None or not lost:
             return report
         devices = without(report.devices, lost)
         if not any((device.device or CPU) == CPU for device in devices):
-            processor = await self._report(member, CPU)
+            processor = await self._report(member, CPU, now)
             devices = apart((*devices, *(processor.devices if processor is not None else ())))
         return _with(report, devices, member.name) if devices else None
 
-    async def _report(self, member: Member, names: str) -> HostReport | None:
+    async def _report(self, member: Member, names: str, now: bool) -> HostReport | None:
         known = self._reports.get((member.host, names))
         if known is not None:
             return known
         try:
-            told = await ask_member(self._home, member, DescribeDevices(names), timeout=DEVICE_SECONDS)
+            asked = DescribeDevices(names, now)
+            told = await ask_member(self._home, member, asked, timeout=DEVICE_SECONDS)
             report = parse_report(told, member.name)
         except (ClusterError, LinkError) as error:
             _log.warning("%s is left out: %s", member.name, error)
             return None
         notes = tuple(f"{member.name}: {note}" for note in report.notes)
         report = msgspec.structs.replace(report, host=replace(report.host, host=member.name), notes=notes)
-        self._reports[member.host, names] = report = _with(report, report.devices, member.name)
+        report = _with(report, report.devices, member.name)
+        if self._memory is not None:
+            report = _each(report, self._memory.emptied)
+        self._reports[member.host, names] = report
         return report
 
 
@@ -101,3 +109,8 @@ def _with(report: HostReport, devices: Sequence[DeviceSpec], host: str) -> HostR
     names = [host] if len(devices) == 1 else [f"{each.device or CPU} of {host}" for each in devices]
     first, *others = (replace(each, name=name, host=host) for each, name in zip(devices, names, strict=True))
     return msgspec.structs.replace(report, device=first, others=tuple(others))
+
+
+def _each(report: HostReport, change: Callable[[DeviceSpec], DeviceSpec]) -> HostReport:
+    others = tuple(map(change, report.others))
+    return msgspec.structs.replace(report, device=change(report.device), others=others)

@@ -11,7 +11,8 @@ from functools import partial
 
 from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
 from ferrule.agent.placement.devices import HostDevices, probe_of
-from ferrule.agent.placement.ranks import ClusterStarter
+from ferrule.agent.placement.ranks import ClusterStarter, FileSource
+from ferrule.agent.placement.shared import Part, SharedMemory, lacking, parts_of
 from ferrule.agent.placement.standby import ClusterStandby
 from ferrule.cluster.client import ask_all, ask_here
 from ferrule.cluster.home import ClusterHome
@@ -65,7 +66,7 @@ class ClusterPlanner:
     """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
     user (``split``) the ranks are spread over the hosts in turn; with a ``saved`` plan they go where that says; else
     the planner chooses, among the devices that ``options.device`` allows on each. ``beside``: names of hosts of other
-    replicas, which may share a machine with these."""
+    replicas, which may share a machine with these. ``memory``: that it shares with other models."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class ClusterPlanner:
         wanted: Sequence[str] = (),
         saved: SavedPlan | None = None,
         beside: Sequence[str] = (),
+        memory: SharedMemory | None = None,
     ) -> None:
         wanted = saved.hosts if saved is not None else wanted
         self._saved = saved
@@ -88,12 +90,16 @@ class ClusterPlanner:
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[object, Deployment | None] | None = None
         self._spec: ModelSpec | None = None
-        self._devices = HostDevices(home, options.device)
+        self._memory = memory
+        self._devices = HostDevices(home, options.device, memory)
         self._reports: dict[str, HostReport] = {}
         """By host id, of every host that was described since the model came up."""
         self._lost = LostDevices()
         self._returns = DeviceReturns(self._lost, self._probe, self._steady)
         self._up: Sequence[Member] = ()
+        self._running_on = options.device
+        self._source: FileSource | None = None
+        """This host, once it is known."""
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
@@ -142,8 +148,48 @@ class ClusterPlanner:
         return better
 
     def chosen(self, deployment: Deployment) -> None:
-        self.placed = self._placement(deployment)
+        self.placed, self._running_on = self._placement(deployment), deployment.options.device
         self._returns.chosen(deployment)
+
+    async def shortage(self, without: Collection[str] = (), *, fresh: bool = False) -> str | None:
+        """Why the cluster's hosts cannot hold the model now, if the models ``without`` were unloaded; None where they
+        can. ``fresh``: ask the hosts what is free. Of a split that the user gave only memory of processors is looked
+        at, since which other device a rank takes is known when it runs."""
+        assert self._spec is not None
+        assert self._memory is not None
+        try:
+            members = await self._described(await self._members(), self._lost, fresh=fresh, now=fresh)
+            if not self._split:
+                await asyncio.to_thread(self._chosen, self._spec, self._context, members, self._lost, without)
+                return None
+        except (ClusterError, ModelUnavailable) as error:
+            return str(error)
+        if self._options.device != CPU:
+            return None
+        placed, _ = self._spread(self._spec, members)
+        devices = [each for report in self._reports.values() for each in (report.device, *report.others)]
+        left = [self._memory.left(device, without) for device in devices]
+        return lacking(self._parts(placed, (CPU,) * len(placed.hosts)), left) or None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the ranks hold, where they were placed last."""
+        if self.placed is None:
+            return ()
+        names = self._running_on.split(",")
+        devices = names if len(names) == len(self.placed.hosts) else names[:1] * len(self.placed.hosts)
+        return self._parts(self.placed, devices)
+
+    def _parts(self, placed: Placed, devices: Sequence[str]) -> tuple[Part, ...]:
+        assert self._spec is not None
+        return parts_of(
+            self._spec, placed.plan, placed.hosts, devices, context=self._context, standby=self._options.standby
+        )
+
+    @property
+    def _context(self) -> int:
+        assert self._spec is not None
+        return self._options.max_context or self._spec.max_context
 
     async def _probe(self, host: str, device: str) -> str:
         return await probe_of(self._home, self._up, host, device)
@@ -171,20 +217,14 @@ class ClusterPlanner:
             placed, ranks = spread(self._spec, members)
             cores = await self._cores([*members, *self._members_beside])
         else:
-            beside = await self._devices.described(self._members_beside, lost, fresh=False)
-            self._reports |= beside
-            reports = await self._devices.described(members, lost, fresh=fresh)
-            self._reports = beside | reports if fresh else self._reports | reports
-            members = [member for member in members if member.host in reports]
-            if not members:
-                raise ModelUnavailable("no host could be asked what it has")
+            members = await self._described(members, lost, fresh=fresh)
             # In a thread: it may take a second, in which answers of a model that runs must go on.
-            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members, lost)
+            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options.context, members, lost)
             cores = {host: HostCores(each.host.kernel, each.host.cpus) for host, each in self._reports.items()}
         threads = rank_threads([member.host for member in ranks], cores)
         if self._options.threads is not None:
             threads = [self._options.threads] * len(ranks)
-        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
+        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads), self._source)
         self._placements[starter, placed.plan] = placed
         options = replace(options, plan=placed.plan)
         if placed.devices:
@@ -194,6 +234,17 @@ class ClusterPlanner:
             return Deployment(options, starter, self.standby)
         lost.check_room(self._spec, found, placed.hosts, await self._free(ranks))
         return Deployment(found.options, starter, self.standby, found.note)
+
+    async def _described(
+        self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
+    ) -> list[Member]:
+        """Those that tell what they have, which is noted. ``fresh``, ``now``: as in `HostDevices.described`."""
+        beside = await self._devices.described(self._members_beside, lost, fresh=False, now=now)
+        reports = await self._devices.described(members, lost, fresh=fresh, now=now)
+        self._reports = beside | reports if fresh else self._reports | beside | reports
+        if not reports:
+            raise ModelUnavailable("no host could be asked what it has")
+        return [member for member in members if member.host in reports]
 
     def _note(self, placed: Placed, lost: LostDevices) -> str:
         """For people: which devices of the hosts cannot be used, and what stays lost."""
@@ -216,6 +267,8 @@ class ClusterPlanner:
         status = await ask_here(self._home, GetStatus())
         known = {member.host: member for member in status.hosts}
         require_known(self._wanted, status.hosts)
+        if self._source is None and not known[status.host].install_engine:
+            self._source = FileSource(self._home, known[status.host])
         answering = await ask_here(self._home, GetReachable(REACH_SECONDS))
         there = [known[host] for host in answering if host in known]
         self._members_beside = [member for member in there if member.name in self._beside]
@@ -263,13 +316,22 @@ class ClusterPlanner:
         return Placed(plan, saved.hosts, None), [by_name[name] for name in saved.hosts]
 
     def _chosen(
-        self, spec: ModelSpec, options: RankOptions, members: Sequence[Member], lost: LostDevices
+        self,
+        spec: ModelSpec,
+        context: int,
+        members: Sequence[Member],
+        lost: LostDevices,
+        without: Collection[str] = (),
     ) -> tuple[Placed, list[Member]]:
+        """``without``: names of models that are to be unloaded."""
         reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that
         cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
         known = read_calibrations()
-        cluster = replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
-        work = Workload(context=options.context, prompt=min(512, max(1, options.context // 2)))
+        there = [calibrated(device, known) for device in cluster.devices]
+        if self._memory is not None:
+            there = [self._memory.left(device, without) for device in there]
+        cluster = replace(cluster, devices=tuple(there))
+        work = Workload(context=context, prompt=min(512, max(1, context // 2)))
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))
         if answers.best is None:

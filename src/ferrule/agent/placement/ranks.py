@@ -16,9 +16,10 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
-from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, rank_environment
-from ferrule.engine.options import RankOptions
-from ferrule.errors import AuthError, ClusterError, ModelUnavailable
+from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, SENDING_MODULE, rank_environment
+from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
+from ferrule.errors import AuthError, ClusterError, EngineError, ModelError, ModelUnavailable
+from ferrule.plan import Plan
 from ferrule.process.lifeline import LIFELINE
 
 _T = TypeVar("_T")
@@ -30,14 +31,38 @@ _STOP_SECONDS = 1.0
 connection is gone."""
 
 
+class FileSource:
+    """Host that has a model's files. Where no rank is on it, it sends them to the ranks' hosts, unless these have them;
+    what they need is kept there."""
+
+    def __init__(self, home: ClusterHome, member: Member) -> None:
+        self._home, self._member = home, member
+        self._done: set[tuple[tuple[str, ...], Plan]] = set()
+
+    async def send(self, members: Sequence[Member], options: RankOptions) -> None:
+        """To the hosts of the ranks. Raises `EngineError`, `TimeoutError`, and what `ClusterRanks.start` does."""
+        hosts = tuple(member.host for member in members)
+        if self._member.host in hosts or (hosts, options.plan) in self._done:
+            return
+        processes = ClusterRanks(self._home, (*members, self._member), SENDING_MODULE)
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT):
+                await processes.start(options, (1,) * (len(members) + 1))
+                await processes.finished()
+        finally:
+            await processes.stop(0)
+        self._done.add((hosts, options.plan))
+
+
 @dataclass(frozen=True, eq=False)
 class ClusterStarter:
     """`RankStarter`: rank r on ``members[r]`` with ``threads[r]`` threads. Equal ones start the same ranks on the same
-    hosts, whatever addresses these have by now."""
+    hosts, whatever addresses these have by now. ``source``: has the model's files."""
 
     home: ClusterHome
     members: tuple[Member, ...]
     threads: tuple[int, ...]
+    source: FileSource | None = None
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
@@ -53,6 +78,8 @@ class ClusterStarter:
     async def start(self, options: RankOptions) -> ClusterRanks:
         ranks = ClusterRanks(self.home, self.members)
         try:
+            if self.source is not None:
+                await self.source.send(self.members, options)
             await ranks.start(options, self.threads)
         except (ClusterError, AuthError, OSError, TimeoutError) as error:
             await ranks.stop(0)
@@ -64,9 +91,12 @@ class ClusterStarter:
 
 
 class ClusterRanks:
-    """`StartedRanks` on hosts of a cluster. On each host they live as long as its connection of this job."""
+    """`StartedRanks` on hosts of a cluster. On each host they live as long as its connection of this job. ``module``:
+    that each process runs."""
 
-    def __init__(self, home: ClusterHome, members: Sequence[Member]) -> None:
+    def __init__(self, home: ClusterHome, members: Sequence[Member], module: str = RANK_MODULE) -> None:
+        self._module = module
+        self._news = asyncio.Event()
         self.hosts = [member.name for member in members]
         self.sockets: list[socket.socket] = []
         self._home, self._members = home, members
@@ -97,6 +127,25 @@ class ClusterRanks:
     def log_tail(self, rank: int) -> str:
         return self._tails[rank]
 
+    async def finished(self) -> None:
+        """Wait until all have ended by themselves. Raises `EngineError` where one failed for good, such as for the room
+        on its disk, `ModelUnavailable` where a host is lost."""
+        while None in self._codes and not any(self._codes):
+            self._news.clear()
+            gone = next((host for host, ended in self._ended.items() if ended.is_set()), None)
+            if gone is not None:
+                name = next(member.name for member in self._members if member.host == gone)
+                raise ModelUnavailable(f"{name} was lost while the model's files were sent to hosts")
+            await self._news.wait()
+        failed = next((rank for rank, code in enumerate(self._codes) if code), None)
+        if failed is not None:
+            why = self._tails[failed] or f"a process ended with status {self._codes[failed]}"
+            final = self._codes[failed] in (ModelError.exit_code, EngineError.exit_code)
+            text = (
+                f"the model's files could not be sent to the hosts of its ranks ({self._members[failed].name}: {why})"
+            )
+            raise EngineError(text) if final else ModelUnavailable(text)
+
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(self._end(host, life, grace) for host, life in list(self._lives.items())))
         self._lives.clear()
@@ -126,7 +175,9 @@ class ClusterRanks:
                     self._tails[told.rank] = " | ".join(told.tail.splitlines()[-LOG_TAIL:])
                 elif isinstance(told, JobEnded):
                     break
+                self._news.set()
         self._ended[host].set()
+        self._news.set()
 
     async def _start_rank(
         self, rank: int, job: str, options: RankOptions, meet: Sequence[tuple[str, int]]
@@ -136,7 +187,7 @@ class ClusterRanks:
             job,
             rank,
             len(self._members),
-            (*LIFELINE, RANK_MODULE, options.to_json(), CONTROL),
+            (*LIFELINE, self._module, options.to_json(), CONTROL),
             rank_environment(options.threads, options.encrypt),
             tuple(meet),
         )

@@ -112,8 +112,9 @@ class EngineBench:
         found: list[tuple[Who, Any]] = []
         for ranks in (1, self.ranks):
             options = EngineOptions(
-                str(self.directory), tensor=ranks, threads=self.threads, self_test=False, weights=weights
-            )
+                str(self.directory), tensor=ranks, threads=self.threads, self_test=False, weights=weights,
+                prefix_cache=False,
+            )  # fmt: skip
             found.append((Who("ferrule", ranks, self.threads, form), Ferrule(options)))
         if form == AS_STORED:
             found.append((Who("transformers", 1, self.threads, form), Transformers(self.directory, 1, self.threads)))
@@ -147,6 +148,11 @@ class EngineBench:
             await server.turn(1, 16, 4, vocabulary, 0)
             turns = [await server.turn(1, self.prefill, 1, vocabulary, 100 + each) for each in range(3)]
             rows.append(row(who, "prefill", 1, [prefill_turn(self.prefill, turn.first[0]) for turn in turns]))
+            if who.impl == "ferrule":
+                self.say(f"{who.impl}, {who.format}: prompts that begin alike")
+                pairs = [await server.alike(vocabulary, 200 + each) for each in range(3)]
+                rows.append(row(who, "whole", 1, [whole for whole, _ in pairs]))
+                rows.append(row(who, "prefix", 1, [begun for _, begun in pairs]))
             for level in self.levels:
                 self.say(f"{who.impl}, {who.format}: {level} streams")
                 rounds = [

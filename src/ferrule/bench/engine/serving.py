@@ -16,12 +16,14 @@ from pathlib import Path
 import httpx
 
 from ferrule.bench.engine.contestants import WAIT
-from ferrule.bench.engine.rows import Turn
+from ferrule.bench.engine.rows import Turn, prefill_turn
 from ferrule.errors import EngineError
 from ferrule.launch import LocalLauncher
 
 FIRST_ID = 300
 """Prompts are random ids from here on: below are characters and marks in many vocabularies."""
+SHARED, BEHIND = 2000, 20
+"""Tokens that prompts have in common, and those behind them."""
 
 
 class Server:
@@ -80,6 +82,16 @@ class Server:
             tuple(times[1] - times[0] for times in answers),
             tuple(after - before for times in answers for before, after in pairwise(times[1:])),
         )
+
+    async def alike(self, vocabulary: int, seed: int) -> tuple[Turn, Turn]:
+        """A prompt that no cache knows, and then another one that begins with the same `SHARED` tokens."""
+        generator, low = random.Random(seed), min(FIRST_ID, vocabulary // 2)
+        shared, *own = (
+            [generator.randrange(low, vocabulary) for _ in range(count)] for count in (SHARED, BEHIND, BEHIND)
+        )
+        first, second = [await self._ask(shared + each, 1) for each in own]
+        count = SHARED + BEHIND
+        return prefill_turn(count, first[1] - first[0]), prefill_turn(count, second[1] - second[0])
 
     async def _ask(self, prompt: list[int], tokens: int) -> list[float]:
         """Time of the request, and times of its events."""

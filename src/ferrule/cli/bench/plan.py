@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich import box
 from rich.console import Console
@@ -57,22 +58,39 @@ def plan(
 
 
 def _show_published(console: Console, bench: PublishedBench) -> None:
-    columns = ("measurement", ">hosts", "split", ">streams", ">measured", ">predicted", ">error")
+    """``seen``: by a fit to all rows; the error is of one that has seen no row of the same family."""
+    columns = ("measurement", "hosts, split", ">measured", ">seen", ">unseen", ">error", ">expected")
     title = "What others measured, in tokens per second, and what is predicted"
     table = new_table(*columns, title=title, box=box.HEAVY_HEAD)
     before = None
     for row in bench.rows:
         name = "" if row.series is before else row.series.name
         before = row.series
-        numbers = (f"{row.measured:.1f}", f"{row.predicted:.1f}", f"{row.error:+.1%}")
-        table.add_row(
-            name, str(row.measurement.hosts), row.measurement.split, str(row.measurement.concurrency), *numbers
-        )
-    fitted = ", ".join(f"{machine} {seconds * 1e6:.1f} µs" for machine, seconds in bench.launch_seconds.items())
-    table.caption = f"Fitted, one number per kind of machine, seconds per operation: {fitted}"
+        numbers = [f"{row.measured:.4g}", f"{row.predicted:.4g}", f"{row.without_family:.4g}"]
+        if row.counted:
+            numbers += [f"{row.error:+.0%}", f"{row.low:.3g} to {row.high:.3g}{'' if row.held else ' !'}"]
+        else:
+            numbers += ["", "not counted"]
+        table.add_row(name, row.measurement.what, *numbers, style="" if row.counted else "dim")
+    table.caption = "unseen: by a fit to rows of other families alone, as are error and expected"
     console.print(table)
+    for row in bench.rows:
+        if not row.counted:
+            console.print(f"not counted: {row.series.name}: {row.measurement.doubtful}", highlight=False)
     order = "every order is right" if not bench.disagreements else "wrong order: " + "; ".join(bench.disagreements)
-    console.print(f"mean absolute error {bench.mean_error:.1%}; {order}", highlight=False)
+    console.print(
+        f"{len(bench.counted)} figures: mean absolute error {bench.family_error:.1%} of families not seen (at most "
+        f"{abs(bench.worst.error):.0%}), {bench.machine_error:.1%} of machines not seen, {bench.fitted_error:.1%} of "
+        f"what was fitted; {bench.covered:.0%} within what was expected; {order}",
+        highlight=False,
+    )
+    worst = max(bench.checked, key=lambda row: abs(row.error))
+    console.print(
+        f"{len(bench.checked)} more that were compared when all had been chosen: mean absolute error "
+        f"{bench.checked_error:.1%}, {bench.checked_covered:.0%} within what was expected; worst {worst.error:+.0%}, "
+        f"{worst.series.name}: {worst.measurement.what}",
+        highlight=False,
+    )
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
@@ -117,13 +135,39 @@ def _json(published: PublishedBench, rows: list[PlannedRow]) -> str:
     first = [
         {
             "series": row.series.name,
+            "family": row.series.family,
             "url": row.series.url,
-            "hosts": row.measurement.hosts,
-            "split": row.measurement.split,
-            "concurrency": row.measurement.concurrency,
+            **msgspec.structs.asdict(row.measurement),
             "measured": row.measured,
             "predicted": round(row.predicted, 3),
+            "without_family": round(row.without_family, 3),
+            "without_machine": round(row.without_machine, 3),
+            "low": round(row.low, 3),
+            "high": round(row.high, 3),
         }
         for row in published.rows
     ]
-    return json.dumps({"published": first, "lab": [asdict(row) for row in rows]}, indent=1) + "\n"
+    checked = [
+        {
+            "series": row.series.name,
+            "url": row.series.url,
+            **msgspec.structs.asdict(row.measurement),
+            "measured": row.measurement.tokens_per_s,
+            "predicted": round(row.predicted, 3),
+            "low": round(row.between.low, 3),
+            "high": round(row.between.high, 3),
+        }
+        for row in published.checked
+    ]
+    fitted = [
+        {"runtime": runtime, "maker": maker, "field": field, "value": float(f"{value:.3g}")}
+        for (runtime, maker, field), value in published.fitted.items()
+    ]
+    found = {
+        "published": first,
+        "checked": checked,
+        "fitted": fitted,
+        "spreads": published.spreads,
+        "lab": [asdict(row) for row in rows],
+    }
+    return json.dumps(found, indent=1) + "\n"

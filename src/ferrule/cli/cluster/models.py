@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,19 @@ from ferrule.cli.cluster.tables import models_table, show
 from ferrule.cli.flags import AsJson, InCluster
 from ferrule.cli.output import print_json
 from ferrule.cli.serving.model import DEMO
+from ferrule.cli.serving.models_file import Wanted
 from ferrule.cluster import client
 from ferrule.cluster import models as cluster_models
-from ferrule.cluster.desired import DesiredModel
+from ferrule.cluster.desired import MOST_MODELS, DesiredModel, OfferedModel
 from ferrule.cluster.home import ClusterHome, choose_cluster
 from ferrule.cluster.messages import GetStatus
 from ferrule.cluster.models import ModelRow
-from ferrule.errors import ClusterError
+from ferrule.errors import ClusterError, ConfigError
 from ferrule.model.gguf import full_path, model_name
 
 _POLL_SECONDS = 0.3
+SEVERAL = "models"
+"""What `ferrule models` and `ferrule stop` call an address of several where nobody says."""
 
 
 def cluster_hosts(home: ClusterHome) -> list[str]:
@@ -38,13 +42,8 @@ def serve_on_cluster(
 ) -> None:
     """Have a model served by the cluster from now on, at ``port`` or (None) a free one, and wait until it is ready.
     Raises what keeps it from that."""
-    model = desired.model
-    path = Path(model).expanduser()
-    given = model
-    if model != DEMO and path.exists():
-        model = str(full_path(path))
-        given = model_name(path)
-    name = name or ("ferrule-demo" if model == DEMO else given)
+    model, own = _placed(desired.model)
+    name = name or (SEVERAL if desired.models else own)
 
     async def order() -> None:
         given = await cluster_models.free_port(home, desired.listen, port)
@@ -61,6 +60,48 @@ def serve_on_cluster(
             asyncio.run(cluster_models.unwant(home, name))
         raise
     _show_ready(console, home, name, found)
+
+
+def offered(several: Sequence[Wanted]) -> tuple[OfferedModel, ...]:
+    """As a record has them. Raises `ConfigError` where two have one name."""
+    from ferrule.engine.options import parse_adapters
+    from ferrule.serve.models import check_names
+
+    found = []
+    for each in several:
+        model, own = _placed(each.model)
+        adapters = parse_adapters(each.adapters)
+        found.append(
+            OfferedModel(
+                name=each.name or own,
+                model=model,
+                dtype=each.dtype,
+                weights=each.weights,
+                max_context=each.max_context,
+                threads=each.threads,
+                tensor=each.tp,
+                pipeline=each.pp,
+                device=each.device,
+                adapters=tuple(f"{adapter.name}={adapter.path}" for adapter in adapters),
+                tool_parser=each.tool_parser,
+                aliases=each.aliases,
+                pin=each.pin,
+                ttl=each.ttl,
+                preload=each.preload,
+            )
+        )
+    check_names([each.name for each in found])
+    if len(found) > MOST_MODELS:
+        raise ConfigError(f"{len(found)} models are more than the {MOST_MODELS} that an address of a cluster can have")
+    return tuple(found)
+
+
+def _placed(model: str) -> tuple[str, str]:
+    """``model`` as any program of this host finds it, and what it is called where nobody says."""
+    path = Path(model).expanduser()
+    if model == DEMO:
+        return model, "ferrule-demo"
+    return (str(full_path(path)), model_name(path)) if path.exists() else (model, model)
 
 
 def _wait_ready(console: Console, home: ClusterHome, name: str) -> ModelRow:

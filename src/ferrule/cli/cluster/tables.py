@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from ferrule.cli.output import new_table, wide_console
 from ferrule.cluster.models import ModelRow
-from ferrule.cluster.reports import ClusterStatus, HostReport, HostStatus, LinkReport, ReplicaStatus
+from ferrule.cluster.reports import ClusterStatus, HostReport, HostStatus, LinkReport, ReplicaStatus, ServerState
 from ferrule.units import format_bytes
 
 _STYLES = {
@@ -87,28 +88,41 @@ def _since(seconds: float | None) -> str:
 
 
 def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
-    """A row for each model, and what is wrong with those that are not ready."""
+    """A row for each model, of several behind one address one for that before; and what is wrong with those that are
+    not ready."""
     columns = ("!model", "!state", "!address", "!on", "split", "tok/s", "!recoveries")
     table = new_table(*columns, padding=(0, 1, 0, 0), header_style="dim")  # 80 columns
     for row in rows:
-        state = Text(row.state, style=_STYLES.get(row.state, ""))
-        split = "\n".join(_split(each) for each in row.replicas or (row,) if each.hosts) or "-"
-        recoveries = "-" if row.state == "unknown" else str(row.recoveries)
-        told = [Text(row.name), state, Text(row.address), Text(row.on), Text(split)]
-        table.add_row(*told, _speed(row), recoveries)
+        _add(table, Text(row.name), Text(row.address), Text(row.on), row)
+        for each in row.models:
+            pinned = Text(" pinned" if each.pinned else "", style="dim")
+            _add(table, Text(f"  {each.name}") + pinned, Text(), Text(), each)
     yield table
     for row in rows:
-        if row.detail and row.state != "ready":
-            yield Text(f"\n{row.name}: {row.detail}", style="dim")
-        if row.note:
-            yield Text(f"\n{row.name}: {row.note}", style="yellow")
+        yield from _troubles(row.name, row)
+        for each in row.models:
+            yield from _troubles(each.name, each)
 
 
-def _split(row: ModelRow | ReplicaStatus) -> str:
+def _split(row: ServerState | ReplicaStatus) -> str:
     return f"{row.strategy} on {', '.join(dict.fromkeys(row.hosts))}"
 
 
-def _speed(row: ModelRow) -> str:
+def _troubles(name: str, row: ServerState) -> Iterator[RenderableType]:
+    if row.detail and row.state != "ready":
+        yield Text(f"\n{name}: {row.detail}", style="dim")
+    if row.note:
+        yield Text(f"\n{name}: {row.note}", style="yellow")
+
+
+def _add(table: Table, name: Text, address: Text, on: Text, row: ServerState) -> None:
+    state = Text(row.state, style=_STYLES.get(row.state, ""))
+    split = "\n".join(_split(each) for each in row.replicas or (row,) if each.hosts) or "-"
+    recoveries = "-" if row.state in ("unknown", "unloaded") else str(row.recoveries)
+    table.add_row(name, state, address, on, Text(split), _speed(row), recoveries)
+
+
+def _speed(row: ServerState) -> str:
     if row.measured is None:
         return "-"
     return f"{row.measured:.1f}" + (f" ({row.predicted:.1f} predicted)" if row.predicted else "")

@@ -70,6 +70,9 @@ def plan(
         int, typer.Option(min=1, metavar="TOKENS", help="Time to the first token is for such a prompt.")
     ] = 512,
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences at once.")] = 1,
+    prompts_on: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Prompts on these machines alone, tokens on the others.")
+    ] = None,
     weights: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="As if stored so: int4, mlx-4bit, q4_k_m, fp8...")
     ] = None,
@@ -140,6 +143,11 @@ def plan(
     if asked is None:
         return
     question = asked.on(machines, objective)
+    if prompts_on is not None:
+        from ferrule.cli.plan.apart import show
+
+        show(Console(), question, prompts_on, as_json=as_json)
+        return
     from ferrule.plan import search
 
     answers = search(question)
@@ -206,12 +214,12 @@ def _show(
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single, copies))
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence, about_copies))
-    _print("", text.memory_table(question, best))
+    _print(text.expected(question, best.prediction), "", text.memory_table(question, best))
     if explain:
         _print("", *text.terms_tables(best))
     for each in steps:
         _print("", *step.step_text(each))
-    _print("", *text.warnings(question), *text.notes(question, answers))
+    _print("", *text.warnings(question, best), *text.notes(question, answers))
 
 
 def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:

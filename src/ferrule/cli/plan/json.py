@@ -11,9 +11,20 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from ferrule.model.spec import Counted
-from ferrule.plan import Candidate, DeviceSpec, Objective, PairSpec, Question, SearchResult, Stage, Term, Workload
-from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan import (
+    Candidate,
+    DeviceSpec,
+    Objective,
+    PairSpec,
+    Question,
+    SearchResult,
+    Stage,
+    Term,
+    Workload,
+)
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.plan.explain.bottleneck import BottleneckKind, Timed
+from ferrule.plan.prediction import Between
 from ferrule.plan.replicas import Replicated
 from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
@@ -79,6 +90,9 @@ class CandidateJson(msgspec.Struct, frozen=True):
     concurrency: int
     step_seconds: float
     throughput: float
+    tokens_per_s_between: Between
+    ttft_seconds_between: Between
+    throughput_between: Between
     largest_context: int
     watts: float | None
     joules_per_token: float | None
@@ -102,6 +116,9 @@ class CandidateJson(msgspec.Struct, frozen=True):
             concurrency=prediction.concurrency,
             step_seconds=prediction.step_seconds,
             throughput=prediction.throughput,
+            tokens_per_s_between=prediction.tokens_between,
+            ttft_seconds_between=prediction.ttft_between,
+            throughput_between=prediction.throughput_between,
             largest_context=prediction.largest_context,
             watts=prediction.watts,
             joules_per_token=prediction.joules,
@@ -130,7 +147,8 @@ class QuestionJson(msgspec.Struct, frozen=True):
     cautions: tuple[str, ...]
 
     @classmethod
-    def of(cls, question: Question) -> QuestionJson:
+    def of(cls, question: Question, more: Sequence[str] = ()) -> QuestionJson:
+        """``more``: cautions beside those of the question."""
         model, cluster = question.model, question.cluster
         return QuestionJson(
             kind=KIND,
@@ -157,7 +175,7 @@ class QuestionJson(msgspec.Struct, frozen=True):
             work=question.work,
             objective=question.objective,
             runtime=question.runtime.name,
-            cautions=tuple(cautions(question)),
+            cautions=(*cautions(question), *more),
         )
 
 
@@ -252,7 +270,7 @@ def answer_json(
     replicas: ReplicasJson | None = None,
 ) -> AnswerJson:
     return AnswerJson(
-        **asdict(QuestionJson.of(question)),
+        **asdict(QuestionJson.of(question, tight(best))),
         plans=tuple(map(CandidateJson.of, candidates)),
         best=candidates.index(best),
         exact=answers.exact,

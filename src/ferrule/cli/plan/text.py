@@ -10,8 +10,18 @@ from rich.text import Text
 
 from ferrule.cli.output import new_table
 from ferrule.model import ModelSpec
-from ferrule.plan import BUILT_IN_ENGINE, Candidate, Objective, Plan, Question, SearchResult, Stage, Term
-from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan import (
+    BUILT_IN_ENGINE,
+    Candidate,
+    Objective,
+    Plan,
+    Prediction,
+    Question,
+    SearchResult,
+    Stage,
+    Term,
+)
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.plan.replicas import Replicated
 from ferrule.units import format_bytes, format_seconds
 
@@ -26,6 +36,7 @@ _FORMULAS = {
     "collective": "sums over ranks: count × (latency + bytes ÷ bandwidth)",
     "hop": "messages between stages or ranks: latency + bytes ÷ bandwidth",
     "disk": "bytes that do not fit ÷ disk bandwidth",
+    "step": "scheduler and sampling: of a step, and of each sequence in it",
 }
 
 
@@ -218,6 +229,17 @@ def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], *v
         yield Text(_changed(question, each))
 
 
+def expected(question: Question, prediction: Prediction) -> Text:
+    """Within what four of five measurements should be."""
+    between, unit = prediction.tokens_between, "tok/s"
+    if question.objective == "ttft":
+        between, unit = prediction.ttft_between, "s to the first token"
+    elif question.objective == "throughput":
+        between, unit = prediction.throughput_between, "tok/s of all sequences"
+    low, high = (f"{each:.3g}" if each < 1000 else f"{each:.0f}" for each in (between.low, between.high))
+    return Text(f"expect {low} to {high} {unit} in four of five cases")
+
+
 def _changed(question: Question, change: WhatIf) -> str:
     return f"{change.text}: {_figure(question.objective, change.before)} → " + (
         f"{_figure(question.objective, change.after)} {question.aim.unit}"
@@ -239,8 +261,8 @@ def obstacles(question: Question, candidates: Sequence[Candidate]) -> Iterator[T
         yield Text(f"* {told}", style="yellow")
 
 
-def warnings(question: Question) -> Iterator[Text]:
-    for each in cautions(question):
+def warnings(question: Question, best: Candidate | None = None) -> Iterator[Text]:
+    for each in (*cautions(question), *(tight(best) if best else ())):
         yield Text(each, style="yellow")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferrule.cli.serving.model import MODEL, Device, Dtype, Graphs, MaxContext, Pp, SelfTest, Threads, Tp, Weights
+from ferrule.cli.serving.options import adapters_of
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 
@@ -24,6 +25,7 @@ EXAMPLES = (
     "Examples:\n\n"
     'ferrule generate demo "What does os.path.join do?"\n\n'
     'ferrule generate ~/models/Qwen3-8B "Once upon a time" --raw --max-tokens 200\n\n'
+    'ferrule generate ~/models/Qwen3-8B "A haiku" --adapter poet=~/adapters/poet\n\n'
     "git diff | ferrule generate ~/models/Qwen3-8B - --tp 2 --temperature 0"
 )
 
@@ -57,6 +59,9 @@ def generate(
     pp: Pp = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
+    adapter: Annotated[
+        str | None, typer.Option(metavar="NAME=PATH", help="A LoRA adapter (PEFT) to answer with.")
+    ] = None,
     device: Device = None,
     max_context: MaxContext = None,
     threads: Threads = None,
@@ -76,6 +81,7 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt:
         raise ConfigError("the prompt is empty")
+    adapters = adapters_of(None if adapter is None else [adapter])
     options = EngineOptions(
         model,
         tp or 1,
@@ -87,6 +93,7 @@ def generate(
         graphs=graphs,
         weights=weights,
         device=device or CPU,
+        adapters=adapters,
     )
     given: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -95,6 +102,7 @@ def generate(
         "top_k": top_k,
         "min_p": min_p,
         "seed": seed,
+        "adapter": adapters[0].name if adapters else None,
         "constraint": Constraint("json_schema", schema.read_text(encoding="utf-8")) if schema else None,
     }
     given = {field: value for field, value in given.items() if value is not None}

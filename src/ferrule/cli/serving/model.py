@@ -63,6 +63,24 @@ Graphs = Annotated[
         help="Capture the steps of answers as graphs, on devices that have them (cuda).",
     ),
 ]
+PrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        envvar="FERRULE_PREFIX_CACHE",
+        help="Keep what was computed of prompts, for those that begin alike.",
+    ),
+]
+PrefixDisk = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix-cache-disk",
+        envvar="FERRULE_PREFIX_CACHE_DISK",
+        metavar="SIZE|off",
+        help="Keep it on each rank's disk, too, in so much, such as 8GiB: it is there after a restart. "
+        "The files hold what prompts were made into.",
+    ),
+]
 
 
 Encrypt = Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.errors import ConfigError
+from ferrule.units import parse_bytes
 
 if TYPE_CHECKING:
     from ferrule.engine.options import Adapter
@@ -64,3 +65,8 @@ def saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | N
     from ferrule.plan import read_plan
 
     return read_plan(file)
+
+
+def prefix_disk_of(size: str | None) -> int:
+    """Bytes of each rank's disk, by ``--prefix-cache-disk``. Raises `ConfigError`."""
+    return 0 if size is None or size == "off" else parse_bytes(size)

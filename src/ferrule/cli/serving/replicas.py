@@ -35,7 +35,7 @@ def run_replicas(
 ) -> None:
     """Until it is stopped. ``count``: 0 for as many as are best. ``served``: further options of `Front.run`."""
     from ferrule.cli.display import Loading, show_ready
-    from ferrule.engine.host.prepare import in_background, prepare
+    from ferrule.engine.host.prepare import in_background, prepared
     from ferrule.engine.host.speed import speed_of
     from ferrule.engine.replicas.start import start_replicas
 
@@ -43,7 +43,8 @@ def run_replicas(
 
     async def load() -> Engine:
         nonlocal speed
-        model = await in_background(lambda: prepare(options))
+        with Loading(console) as loading:
+            model = await prepared(options, on_progress=loading)
         model, places = await in_background(lambda: places_of(console, options, model, count, split=split))
         if not count:
             console.print(f"--replicas auto: {len(places)} by the planner's count", style="dim", highlight=False)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ferrule.cli import complete
+from ferrule.cli.serving.alone import choose, run_alone
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
-    DEMO,
     DEMO_RANKS,
     MODEL,
     Device,
@@ -21,13 +21,15 @@ from ferrule.cli.serving.model import (
     Graphs,
     MaxContext,
     Pp,
+    PrefixCache,
+    PrefixDisk,
     SelfTest,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
@@ -37,15 +39,6 @@ from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ferrule.cli.serving.placing import Placing
-    from ferrule.engine import Engine, EngineOptions
-    from ferrule.engine.host.local_ranks import LocalPlanner
-    from ferrule.engine.host.speed import Speed
-    from ferrule.serve.models import Aliases
 
 DEFAULT_PORT = 8420
 
@@ -129,6 +122,8 @@ def serve(
     threads: Threads = None,
     self_test: SelfTest = True,
     graphs: Graphs = True,
+    prefix_cache: PrefixCache = True,
+    prefix_cache_disk: PrefixDisk = None,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -169,7 +164,9 @@ def serve(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            envvar="FERRULE_MEMORY_LIMIT", metavar="SIZE", help="Of several models: memory for all, such as 48GiB."
+            envvar="FERRULE_MEMORY_LIMIT",
+            metavar="SIZE",
+            help="Of several models: memory for all, such as 48GiB; in a cluster on each device.",
         ),
     ] = None,
 ) -> None:
@@ -181,12 +178,15 @@ def serve(
     """
     given = model or []
     several: list[Wanted] = []
+    home = None if here else running_cluster()
     if len(given) > 1 or models is not None:
-        one = {"--name": name, "--plan": plan, "--adapter": adapter, "--demo": demo, "--hosts": hosts}
-        refuse_for_several(one | {"--replicas": replicas})
+        refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
+        if home is None:
+            refuse_for_several({"--name": name, "--hosts": hosts})
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
+    prefix_disk = prefix_disk_of(prefix_cache_disk)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -207,20 +207,20 @@ def serve(
     console = Console()
     if tls is not None and tls_self:
         console.print(f"certificate {tls.chain}, SHA-256 {tls.fingerprint}", highlight=False, soft_wrap=True)
-    home = None if here else running_cluster()
-    if home is not None and (several or alias):
-        raise ConfigError("a cluster serves each model at an address of its own, without aliases: serve --here")
     origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
-        from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
+        require("serve", "ferrule serve")
+        from ferrule.cli.cluster.models import cluster_hosts, offered, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
+        from ferrule.serve.models import Aliases
+        from ferrule.serve.tools.families import check_parser
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
         if request_log == "-":
             raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
-        if tool_parser != "auto":
-            raise ConfigError("models of a cluster choose --tool-parser by themselves: leave it out, or serve --here")
+        check_parser(tool_parser)
+        Aliases.parse(alias or ())
         if not is_loopback(host) and tls is None and not plain_http:
             from ferrule.serve.http.listener import in_the_clear
 
@@ -248,11 +248,17 @@ def serve(
             threads=threads,
             self_test=self_test,
             graphs=graphs,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
             adapters=tuple(f"{each.name}={each.path}" for each in adapters),
             replicas=copies,
+            tool_parser=tool_parser,
+            aliases=tuple(alias or ()),
+            models=offered(several),
+            memory_limit=limit,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
@@ -298,6 +304,8 @@ def serve(
                 aliases=aliases,
                 self_test=self_test,
                 graphs=graphs,
+                prefix_cache=prefix_cache,
+                prefix_disk=prefix_disk,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -312,6 +320,8 @@ def serve(
             threads=threads,
             self_test=self_test,
             graphs=graphs,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             name=name,
             standby=standby,
             encrypt=encrypt,
@@ -328,46 +338,4 @@ def serve(
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
-        _run(console, options, planner, place, front, tool_parser, aliases)
-
-
-def _run(
-    console: Console,
-    options: EngineOptions,
-    planner: LocalPlanner,
-    place: Placing,
-    front: Front,
-    tool_parser: str,
-    aliases: Aliases,
-) -> None:
-    """Until it is stopped."""
-    from ferrule.cli.display import Loading, show_ready
-    from ferrule.engine import start
-    from ferrule.engine.host.speed import speed_of
-
-    speed: Speed | None = None
-
-    async def load() -> Engine:
-        nonlocal speed
-        with Loading(console) as loading:
-            engine = await start(options, loading, planner=planner.about, choose_plan=place.plan)
-            speed = await speed_of(engine, None if place.machine is None else place.machine.device)
-            return engine
-
-    def ready(engine: Engine) -> None:
-        show_ready(console, engine, front.host, front.port, with_key=front.keyed, tls=front.tls, speed=speed)
-
-    front.run(load, ready, tool_parser=tool_parser, aliases=aliases)
-
-
-def choose(model: str | None, *, demo: bool) -> str:
-    """The one model that was asked for. Raises `ConfigError` for none and for two."""
-    if demo and model not in (None, DEMO):
-        raise ConfigError(f"--demo and {model}: serve one of them")
-    if demo:
-        return DEMO
-    if model is None:
-        raise ConfigError(
-            "no model is given; name a directory, a GGUF file or a hub id, or try the embedded one with --demo"
-        )
-    return model
+        run_alone(console, options, planner, place, front, tool_parser, aliases)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ferrule.cli.serving.front import Front
-    from ferrule.engine import Engine, EngineOptions
-    from ferrule.engine.host.prepare import PreparedModel
+    from ferrule.engine import Engine
     from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
     from ferrule.serve.models.many import ManyModels
-    from ferrule.serve.models.offer import Need, Offer
+    from ferrule.serve.models.offer import Offer
 
 CONTEXT = 4096
 """Tokens for which there should be memory where the user does not say."""
@@ -60,30 +58,29 @@ def run_several(
     aliases: Aliases,
     self_test: bool,
     graphs: bool,
+    prefix_cache: bool,
+    prefix_disk: int,
     standby: bool,
     encrypt: bool | None,
     front: Front,
 ) -> None:
     """Until it is stopped. ``limit``: bytes of memory for all."""
-    from ferrule.serve.models import Aliases
     from ferrule.serve.models.many import ManyModels
     from ferrule.serve.models.memory import Memory
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
+    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk}
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
     async def load() -> ManyModels:
-        names = dict(aliases.names)
-        offers = []
+        names, offers = aliases, []
         for each in wanted:
             offer = await offer_of(console, each, common)
             offers.append(offer)
-            for alias in each.aliases:
-                if names.setdefault(alias, offer.name) != offer.name:
-                    raise ConfigError(f"the alias {alias!r} is given twice, for {names[alias]!r} and {offer.name!r}")
-        models = ManyModels(offers, Memory(limit), aliases=Aliases(names), tell=tell)
+            names = names.also(offer.name, each.aliases)
+        models = ManyModels(offers, Memory(limit), aliases=names, tell=tell)
         try:
             await models.start()
         except BaseException:
@@ -104,11 +101,10 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
     from ferrule.cli.serving.placing import placing
     from ferrule.engine import EngineOptions, start
     from ferrule.engine.device_names import CPU
-    from ferrule.engine.host.local import name_of
     from ferrule.engine.host.local_ranks import LocalPlanner
-    from ferrule.engine.host.prepare import in_background, prepare
+    from ferrule.engine.host.prepare import prepared
     from ferrule.engine.options import parse_adapters
-    from ferrule.serve.models.offer import Offer, Unloaded
+    from ferrule.serve.models.offer import Need, Offer, Unloaded
 
     options = EngineOptions(
         wanted.model,
@@ -121,6 +117,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         weights=wanted.weights,
         device=wanted.device or CPU,
         adapters=parse_adapters(wanted.adapters),
+        prefix_tokens=wanted.max_context or CONTEXT,
         **common,
     )
     split = wanted.tp is not None or wanted.pp is not None
@@ -131,39 +128,17 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         with Loading(console) as loading:
             return await start(options, loading, planner=planner.about, choose_plan=place.plan)
 
-    model = await in_background(lambda: prepare(options, place.plan))
-    unloaded = Unloaded(
-        name_of(options, model.directory),
-        int(time.time()),
-        model.spec,
-        model.plan,
-        model.tokenizer,
-        model.default_sampling,
-        options.max_context or model.spec.max_context,
-        tuple(each.name for each in options.adapters),
-        model.embedding,
-    )
+    with Loading(console) as downloading:
+        model = await prepared(options, place.plan, downloading)
     return Offer(
-        unloaded,
+        Unloaded.of(options, model),
         load,
-        need_of(options, model),
+        Need.of(options, model, options.max_context or CONTEXT),
         wanted.pin,
         wanted.ttl,
         wanted.preload,
         wanted.tool_parser,
     )
-
-
-def need_of(options: EngineOptions, model: PreparedModel) -> Need:
-    """Memory that a model takes by the planner's prediction, with one sequence of its context or `CONTEXT` tokens."""
-    from ferrule.engine.device_names import CPU
-    from ferrule.plan import rank_memory
-    from ferrule.serve.models.offer import Need
-
-    uses = rank_memory(model.spec, model.plan, context=options.max_context or CONTEXT)
-    waiting = sum(use.runtime for use in uses) if options.standby else 0
-    cache = sum(use.cache for use in uses)
-    return Need(sum(use.total for use in uses) + waiting, cache, options.device == CPU)
 
 
 def show_several(

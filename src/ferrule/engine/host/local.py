@@ -15,7 +15,7 @@ import numpy as np
 from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
-from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
+from ferrule.engine.host.prepare import PlanChoice, PreparedModel, prepared
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
 from ferrule.engine.host.supervisor import RankSupervisor, Running
@@ -24,6 +24,7 @@ from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO, called
 from ferrule.engine.types import (
     Health,
+    PrefixUse,
     ProgressCallback,
     RankInfo,
     SamplingParams,
@@ -73,6 +74,7 @@ class LocalEngine:
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
+        self._prefix: PrefixUse | None = None
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
@@ -98,6 +100,9 @@ class LocalEngine:
             adapters=model.adapters,
             copies=options.copies,
             copies_left=options.copies_left,
+            prefix_cache=options.prefix_cache,
+            prefix_tokens=options.prefix_tokens,
+            prefix_disk=options.prefix_disk,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -173,6 +178,7 @@ class LocalEngine:
             supervisor.recoveries,
             supervisor.last,
             supervisor.note or None,
+            self._prefix,
         )
 
     def release(self) -> None:
@@ -193,7 +199,8 @@ class LocalEngine:
                     if request is not None:  # else: cancelled while this was on its way
                         asked = request.params.prompt_logprobs is not None and not request.made
                         prompt = tuple(request.scores) if asked else None
-                        self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, new.finish, prompt))
+                        token = Token(new.token, new.logprob, new.top, new.finish, prompt, new.cached)
+                        self._streams[new.id].put_nowait(token)
                         if self._requests.took(request, new.token, last=new.finish is not None):
                             self._send_due()
             case Scores():
@@ -211,7 +218,7 @@ class LocalEngine:
                 if refused is not None:
                     self._end(refused, RequestError(f"structured output: {event.message}", code=event.code))
             case Load():
-                self._running, self._waiting = event.running, event.waiting
+                self._running, self._waiting, self._prefix = event.running, event.waiting, event.prefix
             case Loading():
                 if self._on_progress is not None:
                     self._on_progress(event.progress)
@@ -235,6 +242,7 @@ class LocalEngine:
 
     def went_down(self, loss: Loss) -> bool:
         self._running = self._waiting = 0
+        self._prefix = None
         given_up = self._requests.interrupted(crashed=loss.crashed)
         for request in given_up:
             self._end(
@@ -346,7 +354,7 @@ async def start(
     `ModelError`, `PlanError` or `ConfigError` before any process is started where the files or the split are at fault,
     `EngineError` where a rank fails.
     """
-    model = await in_background(lambda: prepare(options, choose_plan))
+    model = await prepared(options, choose_plan, on_progress)
     place = planner(model) if planner else LocalPlanner(lab, standby=options.standby).about(model)
     engine = LocalEngine(options, model, place)
     try:

@@ -17,7 +17,7 @@ from ferrule.engine.source import HEAD, resolve
 from ferrule.engine.spec import read_spec
 from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
-from ferrule.engine.types import SamplingParams
+from ferrule.engine.types import Progress, ProgressCallback, SamplingParams
 from ferrule.errors import ConfigError
 from ferrule.model import Embedding, ModelSpec, lacks_head, read_embedding
 from ferrule.plan import Plan, make_plan
@@ -45,12 +45,15 @@ class PreparedModel:
     embedding: Embedding = field(default_factory=Embedding)
 
 
-def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
+def prepare(
+    options: EngineOptions, choose: PlanChoice | None = None, on_progress: ProgressCallback = lambda _: None
+) -> PreparedModel:
     """Find (or download) the model, check its files and plan the split: by ``choose``, else as ``options`` say.
+    ``on_progress``: of a download.
 
     Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
     """
-    directory = resolve(options.model)
+    directory = resolve(options.model, lambda done, total: on_progress(Progress(0, "download", done, total)))
     spec = read_spec(directory, options.weights, options.dtype)
     if options.max_context is not None and options.max_context > spec.max_context:
         raise ConfigError(
@@ -74,6 +77,19 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     ends |= tokenizer.end_tokens
     return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding)
+
+
+async def prepared(
+    options: EngineOptions, choose: PlanChoice | None = None, on_progress: ProgressCallback | None = None
+) -> PreparedModel:
+    """`prepare` beside the event loop, from which ``on_progress`` is called."""
+    loop = asyncio.get_running_loop()
+
+    def tell(progress: Progress) -> None:
+        if on_progress is not None:
+            loop.call_soon_threadsafe(on_progress, progress)
+
+    return await in_background(lambda: prepare(options, choose, tell))
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

@@ -20,6 +20,7 @@ from ferrule.process.lifeline import LIFELINE
 if TYPE_CHECKING:
     from ferrule.lab import Lab
 
+SENDING_MODULE = "ferrule.engine.shards.sending"
 RANK_MODULE = "ferrule.engine.rank.worker"
 LOG_TAIL = 5
 """Lines of a dead rank's output that its error quotes."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from ferrule.engine.types import Engine, SamplingParams
 from ferrule.errors import FerruleError
 from ferrule.model import ModelSpec
-from ferrule.plan import Question, Workload, predict
+from ferrule.plan import Prediction, Question, Workload, predict
 from ferrule.plan.cluster import DeviceSpec, machine_of_ranks
 from ferrule.plan.cost import calibrated, record_of, save_record
+from ferrule.plan.prediction import Between
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +25,13 @@ SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second of a single stream. ``predicted``: None where the planner knows nothing of the machine."""
+    """Tokens per second of a single stream. ``predicted``, and within what that was expected: None where the planner
+    knows nothing of the machine. ``guessed``: the model's family is not known, so that it counts as another would."""
 
     measured: float
     predicted: float | None = None
+    between: Between | None = None
+    guessed: bool = False
 
 
 async def measure_speed(engine: Engine) -> float | None:
@@ -50,8 +54,8 @@ async def measure_speed(engine: Engine) -> float | None:
     return (times[-1] - times[1]) / (len(times) - 2)
 
 
-def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured: float) -> float:
-    """Seconds per token that the planner predicts on ``device`` (as measured, not calibrated). Keeps a record."""
+def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured: float) -> Prediction:
+    """What the planner predicts on ``device`` (as measured, not calibrated). Keeps a record."""
     ranks = engine.plan.world_size
     work = Workload(context=engine.max_context, prompt=PROMPT, depth=PROMPT + TOKENS // 2)
     raw = machine_of_ranks(device, ranks)
@@ -59,7 +63,7 @@ def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured:
     record = record_of(Question(spec, raw, work), plan, measured, at=time.time())
     if record is not None:
         save_record(record)
-    return predict(Question(spec, machine_of_ranks(calibrated(device), ranks), work), plan).token_seconds
+    return predict(Question(spec, machine_of_ranks(calibrated(device), ranks), work), plan)
 
 
 async def speed_of(engine: Engine, device: DeviceSpec | None) -> Speed | None:
@@ -68,8 +72,10 @@ async def speed_of(engine: Engine, device: DeviceSpec | None) -> Speed | None:
         measured = await measure_speed(engine)
         if measured is None:
             return None
-        predicted = None if device is None else predict_speed(engine, engine.spec, device, measured)
-        return Speed(1 / measured, None if predicted is None else 1 / predicted)
+        if device is None:
+            return Speed(1 / measured)
+        found = predict_speed(engine, engine.spec, device, measured)
+        return Speed(1 / measured, found.tokens_per_s, found.tokens_between, not engine.spec.known_family)
     except FerruleError as error:
         _log.warning("the speed is not measured: %s", error)
         return None

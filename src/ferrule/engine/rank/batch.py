@@ -26,12 +26,15 @@ class Kind(IntEnum):
     """Nothing to do; says that the driver is alive."""
     EMBED = 3
     """In place of logits the hidden states of all tokens are wanted, after the last norm."""
+    READ = 4
+    """Blocks are to be read from disk, and nothing to be computed; comes when no other batch is under way."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's tokens in a batch: it has ``seen`` earlier tokens, brings ``tokens`` new ones, and ``sample``
     says whether a token is chosen by the logits of the last one. ``known``: of a sequence that starts, how many of its
-    tokens are known; 0: these, and otherwise. ``scored``: the logits of all of them are wanted."""
+    tokens are known; 0: these, and otherwise. ``scored``: the logits of all of them are wanted. ``blocks``: it starts
+    with these, which hold the tokens that it has seen (`cache.prefix`)."""
 
     sequence: int
     seen: int
@@ -39,6 +42,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     sample: bool
     known: int = 0
     scored: bool = False
+    blocks: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -46,16 +50,39 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return self.tokens if self.scored else int(self.sample)
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Tokens of several sequences, end to end, and the sequences whose caches are to be dropped first. ``adapters``: of
-    each span the number of its adapter, from 1, or 0; empty where none has one. The tag is the version of the form on
-    the wire."""
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """Block ``place`` of a sequence is kept under the number ``block``; where that is kept already, the sequence takes
+    it for its own. ``key``: by which it is written to disk; empty: it is not."""
+
+    sequence: int
+    place: int
+    block: int
+    key: bytes = b""
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True):
+    """The block of ``key`` is to be kept as ``block``."""
+
+    block: int
+    key: bytes
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Tokens of several sequences, end to end, and what is to be done before, in this order: ``kept``, then
+    ``released``, the sequences whose caches are to be dropped, those of ``spans`` that start with blocks, ``dropped``
+    blocks, and ``forgotten``, the keys of those to be deleted on disk. ``adapters``: of each span the number of its
+    adapter, from 1, or 0; empty where none has one. ``read``: of `Kind.READ`. The tag is the version of the form on the
+    wire."""
 
     spans: tuple[Span, ...] = ()
     tokens: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
     kind: Kind = Kind.RUN
     adapters: tuple[int, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    dropped: tuple[int, ...] = ()
+    forgotten: tuple[bytes, ...] = ()
+    read: tuple[Read, ...] = ()
 
     def logit_rows(self) -> list[int]:
         """Places in ``tokens`` whose logits are wanted, in the order of their spans."""

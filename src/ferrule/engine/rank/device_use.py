@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from ferrule.engine.device_names import CPU, parse_device
-from ferrule.engine.devices import open_device, others_here
+from ferrule.engine.device_names import CPU, device_of, parse_device
+from ferrule.engine.devices import find_device, name_here, open_device, others_here
 from ferrule.engine.messages import DeviceLost
+from ferrule.engine.options import STEP_TIMEOUT
+from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import ConfigError, FerruleError
+from ferrule.fabric import Group
+from ferrule.process import boot_id
+
+
+def devices_of_all(world: Group, devices: str) -> str:
+    """Names of the ranks' devices, of those that the user gave; this rank's with its number. All ranks call it."""
+    mine = [boot_id(), name_here(device_of(devices, world.rank, world.size))]
+    wanted = tell_all(world, mine, STEP_TIMEOUT)
+    names = [name for _, name in wanted]
+    names[world.rank] = find_device(mine[1], wanted[: world.rank].count(mine))
+    return ",".join(names)
 
 
 class DeviceUse:

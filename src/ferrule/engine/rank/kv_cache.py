@@ -53,9 +53,7 @@ class KVCache:
         start = 0
         for identity, seen, tokens in sequences:
             if seen == 0:
-                self.release(identity)
-                whole = max(tokens, known.get(identity, 0))
-                self.sequences[identity] = self._fresh(long=self.border is not None and whole > self.border)
+                self.begin(identity, max(tokens, known.get(identity, 0)))
             cache = self.sequences[identity]
             self.segments.append(Segment(start, start + tokens, cache))
             start += tokens
@@ -72,5 +70,10 @@ class KVCache:
         if sequence is not None:
             sequence.drop()
 
-    def _fresh(self, *, long: bool) -> SequenceCache:
-        return SequenceCache(long=long) if self.pages is None else PagedCache(long=long, pool=self.pages)
+    def begin(self, identity: int, known: int) -> SequenceCache:
+        """Start a sequence afresh, of which so many tokens are ``known``."""
+        self.release(identity)
+        long = self.border is not None and known > self.border
+        fresh = SequenceCache(long=long) if self.pages is None else PagedCache(long=long, pool=self.pages)
+        self.sequences[identity] = fresh
+        return fresh

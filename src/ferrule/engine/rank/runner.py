@@ -13,6 +13,7 @@ from ferrule.engine.devices import Device, open_device
 from ferrule.engine.devices.peers.join import tensor_group
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
@@ -39,6 +40,11 @@ class Runner(Protocol):
     device_title: str
     weight_bytes: int
 
+    @property
+    def shared(self) -> SharedBlocks | None:
+        """Blocks of the prefix cache; None before `unshared`, and where there can be none."""
+        ...
+
     def run(self, batch: Batch) -> Tensor | None:
         """Compute ``batch``, after dropping the caches that it releases. On the driver: logits (rows wanted,
         vocabulary) in float32, on the device, which may not have computed them yet; of `Kind.EMBED` the hidden states
@@ -63,6 +69,16 @@ class Runner(Protocol):
 
     def state_bytes(self, sequence: int) -> int:
         """Bytes that ``sequence`` takes on this rank however long it is: what recurrent layers keep of it."""
+        ...
+
+    def unshared(self, sequence: int) -> str | None:
+        """Why sequences that begin alike cannot share what was computed of that, such as ``layers with a recurrent
+        state``; None where they can. ``sequence``: one that has run."""
+        ...
+
+    @property
+    def copies_blocks(self) -> bool:
+        """Whether `shared` has copies, beside what sequences have. To be called after `reserve`."""
         ...
 
     def cache_memory(self) -> int:

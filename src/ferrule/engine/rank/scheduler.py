@@ -8,10 +8,15 @@ the youngest sequence gives its room back and is computed again later from its t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from ferrule.engine.rank.batch import Batch, Kind, Span
+from ferrule.engine.rank.cache.held import HeldBlocks
+from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
 from ferrule.engine.types import FinishReason, SamplingParams
 
 BESIDE_ANSWERS = 32
@@ -52,7 +57,7 @@ class Sequence:
     batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
     computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
     ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
-    have their log-probabilities, the first not counted, which has none.
+    have their log-probabilities, the first not counted, which has none. ``held``: its blocks in the prefix cache.
     """
 
     identity: int
@@ -68,6 +73,7 @@ class Sequence:
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
+    held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
 
     @property
     def remaining(self) -> int:
@@ -103,12 +109,15 @@ class Scheduler:
 
     limits: Limits
     end_tokens: frozenset[int]
+    prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(enabled=False))
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
     _embedding: bool = False
     _adapted: bool = False  # whether any sequence so far has had an adapter
+    hits: int = 0
+    """Tokens of prompts that were not computed."""
 
     def add(
         self,
@@ -121,11 +130,14 @@ class Scheduler:
         adapter: int = 0,
         embedded: bool = False,
         scored: int = 0,
+        about: str = "",
     ) -> None:
-        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`. ``embedded``, ``scored``:
-        as of `Sequence`."""
+        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`; ``about``: the identity of
+        its files. ``embedded``, ``scored``: as of `Sequence`."""
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
         sequence.embedded, sequence.scored = embedded, scored
+        sequence.held = HeldBlocks(root_key(about, long=False))
+        self._lengthen(sequence)
         self._adapted |= adapter != 0
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
@@ -161,26 +173,32 @@ class Scheduler:
                 continue
             if sequence.pending or sequence not in self.running:  # the second: it was just preempted
                 continue
+            starts = not sequence.cached
+            if starts:
+                sequence.cached = sequence.held.begin(self.prefixes, self._keys(sequence))
             count = min(sequence.step, room - len(tokens))
             if sequence.scores(count):
-                if not scored:
-                    continue
                 count = min(count, scored)
-            if not self._make_room(sequence, count):
+            if not count or not self._make_room(sequence, count):
+                if starts:
+                    self._restart(sequence)
                 continue
+            if sequence.held.reused is None:
+                sequence.held.reused = sequence.cached
+                self.hits += sequence.cached
             last = sequence.cached + count
-            known = 0 if sequence.cached else len(sequence.tokens)
+            known = len(sequence.tokens) if starts else 0
             sample = last == len(sequence.tokens) and not sequence.embedded
             scores = sequence.scores(count)
-            spans.append(Span(sequence.identity, sequence.cached, count, sample, known, scores))
+            blocks = tuple(block.number for block in sequence.held.blocks) if starts else ()
+            spans.append(Span(sequence.identity, sequence.cached, count, sample, known, scores, blocks))
             scored -= count * scores
             tokens += sequence.tokens[sequence.cached : last]
             sequence.pending = count
         if not spans:
             return None
-        released, self._released = tuple(self._released), []
         kind = Kind.EMBED if self._embedding else Kind.RUN
-        return Batch(tuple(spans), tuple(tokens), released, kind, self._adapters(spans))
+        return self._ordered(Batch(tuple(spans), tuple(tokens), (), kind, self._adapters(spans)))
 
     def _embeds_next(self) -> bool:
         """Whether the next batch is one of sequences that are embedded."""
@@ -203,13 +221,13 @@ class Scheduler:
             if tokens >= limits.context or (most is not None and sequence.generated + 1 >= most) or lengthened:
                 return None
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
-        if self._cached_tokens() + len(spans) > limits.cache_tokens:
+        if not self._free(len(spans)):
             return None
-        return Batch(tuple(spans), (0,) * len(spans), tuple(self._released), adapters=batch.adapters)
+        return self._with_orders(Batch(tuple(spans), (0,) * len(spans), adapters=batch.adapters))
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
-        del self._released[: len(batch.released)]
+        self._told(batch)
         for span in batch.spans:
             sequence = self.by_identity.get(span.sequence)
             if sequence is not None:
@@ -229,6 +247,10 @@ class Scheduler:
                 continue
             sequence.cached += sequence.pending
             sequence.pending = 0
+            full = sequence.cached // BLOCK
+            if full > len(sequence.held.blocks) and self.prefixes.enabled and not sequence.embedded:
+                room = self.limits.cache_tokens - self._used()
+                sequence.held.keep(self.prefixes, sequence.identity, sequence.tokens, full, room)
             if sequence.cancelled or (sequence.embedded and not sequence.remaining):
                 self._remove(sequence)
             elif token is not None:
@@ -239,10 +261,27 @@ class Scheduler:
                     self._remove(sequence)
         return results
 
-    def take_released(self) -> tuple[int, ...]:
-        """Sequences whose caches can go, when no batch follows that would say so."""
-        released, self._released = tuple(self._released), []
-        return released
+    def idle_batch(self) -> Batch:
+        """What the ranks are to do, when no batch follows that would say so."""
+        return self._ordered(Batch(kind=Kind.IDLE))
+
+    def seeks(self) -> bool:
+        """Whether blocks of a sequence may be on disk, and were not looked for: see `read_batch`."""
+        return bool(self.prefixes.stored) and any(True for _ in self._seekers())
+
+    def read_batch(self) -> tuple[Sequence, Batch] | None:
+        """A batch of `Kind.READ` that reads what a sequence can begin with; None where there is none, or where that
+        would take longer than to compute it. No other may be under way."""
+        for sequence in list(self._seekers()):
+            sequence.held.sought = True
+            found = self.prefixes.to_read(self._keys(sequence), self.limits.cache_tokens - self._used())
+            if found:
+                return sequence, self._ordered(Batch(kind=Kind.READ, read=found))
+        return None
+
+    def have_read(self, sequence: Sequence, batch: Batch, count: int) -> None:
+        """All ranks have read the first ``count`` blocks of ``batch``, of `read_batch`."""
+        self.prefixes.have_read(self._keys(sequence), batch.read, count)
 
     def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         params = sequence.params
@@ -259,8 +298,16 @@ class Scheduler:
         numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
         return numbers if any(numbers) else ()
 
-    def _cached_tokens(self) -> int:
-        return sum(sequence.cached + sequence.pending for sequence in self.running)
+    def _used(self) -> int:
+        """Tokens that the caches hold: of blocks that sequences share once."""
+        shared = 0 if self.prefixes.copies else BLOCK
+        own = sum(each.cached + each.pending - shared * len(each.held.blocks) for each in self.running)
+        return own + self.prefixes.tokens
+
+    def _free(self, count: int) -> bool:
+        """Whether there is room for ``count`` more tokens, in the place of blocks that no sequence has if need be."""
+        missing = self._used() + count - self.limits.cache_tokens
+        return missing <= 0 or self.prefixes.evict(-(-missing // BLOCK)) * BLOCK >= missing
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.sequences:
@@ -272,10 +319,10 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt younger sequences until ``count`` more tokens fit. False where that cannot be done now."""
-        while self._cached_tokens() + count > self.limits.cache_tokens:
+        while not self._free(count):
             younger = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
             if not younger:
-                return self._cached_tokens() == sequence.cached  # alone: it may fill the cache to the last token
+                return self._used() == sequence.cached  # alone: it may fill the cache to the last token
             self._preempt(younger[-1])
         return True
 
@@ -286,12 +333,14 @@ class Scheduler:
             return
         if sequence.cached:
             self._released.append(sequence.identity)
-        sequence.long, sequence.whole, sequence.cached = True, border + 1, 0
+        self._restart(sequence)
+        sequence.held.lengthen()
+        sequence.long, sequence.whole = True, border + 1
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._released.append(sequence.identity)
-        sequence.cached = 0
+        self._restart(sequence)
         self.waiting.appendleft(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
@@ -300,5 +349,45 @@ class Scheduler:
             self.running.remove(sequence)
             if sequence.cached:
                 self._released.append(sequence.identity)
+            self._restart(sequence)
         else:
             self.waiting.remove(sequence)
+
+    def _keys(self, sequence: Sequence) -> list[bytes]:
+        """Of the blocks that ``sequence`` may begin with: its last token is computed, and so are all whose
+        log-probabilities are wanted."""
+        if not self.prefixes.enabled or sequence.embedded or sequence.scores(sequence.prompt):
+            return []
+        return sequence.held.keys_of(sequence.tokens, (len(sequence.tokens) - 1) // BLOCK)
+
+    def _restart(self, sequence: Sequence) -> None:
+        """It is to be computed from its first token on, if it has not ended."""
+        sequence.held.end(self.prefixes)
+        sequence.cached = 0
+
+    def _seekers(self) -> Iterator[Sequence]:
+        """Sequences that have not begun, and for which blocks were not looked for on disk."""
+        for sequence in (*self.running, *self.waiting):
+            if not (sequence.cached or sequence.pending or sequence.held.sought or sequence.embedded):
+                yield sequence
+
+    def _with_orders(self, batch: Batch) -> Batch:
+        orders = self.prefixes.orders()
+        return structs.replace(
+            batch,
+            released=tuple(self._released),
+            kept=orders.kept,
+            dropped=orders.dropped,
+            forgotten=orders.forgotten,
+        )
+
+    def _told(self, batch: Batch) -> None:
+        """The ranks are told ``batch``."""
+        del self._released[: len(batch.released)]
+        self.prefixes.told(Orders(batch.kept, batch.dropped, batch.forgotten))
+
+    def _ordered(self, batch: Batch) -> Batch:
+        """``batch`` with all that the ranks are to do before it, which they are told so."""
+        told = self._with_orders(batch)
+        self._told(told)
+        return told

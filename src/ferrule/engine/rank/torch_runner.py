@@ -14,7 +14,10 @@ from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Kind
+from ferrule.engine.rank.cache.blocks import TensorBlocks
+from ferrule.engine.rank.cache.blocks import unfit as unfit_blocks
 from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
+from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.rank.probe import output_of
@@ -64,14 +67,14 @@ class TorchRunner:
         self.dtype = str(self.model.dtype).removeprefix("torch.")
         captures = options.graphs and unfit(self.model.base) is None and not isinstance(self._stage, PeerGroup)
         self._graphs = device.graphs() if captures else None
+        self.shared: SharedBlocks | None = None
         self._layouts: dict[int, Layout] | None = None
         self._graph_memory = 0
         self.captured: CapturedSteps | None = None
 
     def run(self, batch: Batch) -> Tensor | None:
         """See `Runner.run`."""
-        for identity in batch.released:
-            self.model.cache.release(identity)
+        self._before(batch)
         if not batch.spans:
             return None
         size = None if self.captured is None else self.captured.size(batch)
@@ -96,8 +99,7 @@ class TorchRunner:
         size = None if self.captured is None or self.world.size > 1 else self.captured.size(batch)
         if self.captured is None or size is None:
             return None
-        for identity in batch.released:
-            self.model.cache.release(identity)
+        self._before(batch)
         with torch.inference_mode():
             return self.captured.run(batch, size, self._receive, tokens)
 
@@ -121,6 +123,18 @@ class TorchRunner:
         """See `Runner.state_bytes`."""
         return self.model.cache.sequences[sequence].state.bytes
 
+    def unshared(self, sequence: int) -> str | None:
+        """See `Runner.unshared`."""
+        reason = unfit_blocks(self.model.cache, self.model.base, sequence)
+        if reason is None:
+            self.shared = SharedBlocks(TensorBlocks(self.model.cache, self.device, sequence))
+        return reason
+
+    @property
+    def copies_blocks(self) -> bool:
+        """See `Runner.copies_blocks`."""
+        return self.model.cache.pages is None
+
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""
         self.device.synchronize()
@@ -139,6 +153,13 @@ class TorchRunner:
             return
         self.model.cache.pages = Pages(self.device, self._layouts, count)
         self.captured = CapturedSteps(self.model, self._stage, self.device, self._graphs, captured_room)
+
+    def _before(self, batch: Batch) -> None:
+        if self.shared is not None:
+            self.shared.prepare(batch)
+            return
+        for identity in batch.released:
+            self.model.cache.release(identity)
 
     def _cached(self, batch: Batch) -> AbstractContextManager[None]:
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]

@@ -27,12 +27,15 @@ ACCELERATOR_ROWS = 256
 @dataclass(frozen=True)
 class Trial:
     """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` at most. ``step_seconds``: what
-    one token of one sequence took. ``ridge``: see `Limits`."""
+    one token of one sequence took. ``ridge``: see `Limits`. ``unshared``: see `Runner.unshared`, of any rank;
+    ``copies``: whether any has copies of blocks."""
 
     cache_tokens: int
     sequences: int
     step_seconds: float
     ridge: int
+    unshared: str | None = None
+    copies: bool = False
 
 
 def warm_up(runner: Runner) -> Trial:
@@ -41,6 +44,7 @@ def warm_up(runner: Runner) -> Trial:
     runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
     seconds = min(_seconds(runner, Batch((Span(0, WARM_UP + i, 1, True),), (0,))) for i in range(2))
     per_token, state = max(1, runner.cache_bytes_per_token(0)), runner.state_bytes(0)
+    unshared = runner.unshared(0)
     runner.run(Batch(released=(0,)))
     for number in range(1, len(runner.options.adapters) + 1):  # what cannot run is refused before any request comes
         runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP, adapters=(number,)))
@@ -60,7 +64,10 @@ def warm_up(runner: Runner) -> Trial:
         )
     tokens, sequences, captured = (int(each) for each in room)
     runner.reserve(tokens, sequences, captured)
-    return Trial(tokens, sequences, seconds, _ridge(runner, seconds, tokens))
+    of_all = tell_all(world, (unshared or "", runner.copies_blocks), TELL_TIMEOUT)
+    reason = next((each for each, _ in of_all if each), None)
+    copies = any(each for _, each in of_all)
+    return Trial(tokens, sequences, seconds, _ridge(runner, seconds, tokens), reason, copies)
 
 
 def _ridge(runner: Runner, token_seconds: float, cache_tokens: int) -> int:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from dataclasses import replace
 
-import torch
 import transformers
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from ferrule import fabric
 from ferrule.config import environment, pins_threads
 from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
-from ferrule.engine.devices import device_kind, find_device, name_here
+from ferrule.engine.devices import device_kind, name_here
 from ferrule.engine.grammar import GrammarError
 from ferrule.engine.messages import (
     Add,
@@ -34,28 +34,28 @@ from ferrule.engine.messages import (
     NewToken,
     Ready,
     Refused,
-    Scores,
     Tokens,
 )
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
+from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
+from ferrule.engine.rank.cache.shared import open_index, read_blocks
 from ferrule.engine.rank.control import Control
-from ferrule.engine.rank.device_use import DeviceUse
+from ferrule.engine.rank.device_use import DeviceUse, devices_of_all
 from ferrule.engine.rank.pooling import Pools
 from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
-from ferrule.engine.rank.sampling.scoring import rows_at_once, scored
+from ferrule.engine.rank.sampling.scoring import rows_at_once, score_batch
 from ferrule.engine.rank.scheduler import Limits, Scheduler, Sequence
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
 from ferrule.engine.shards.adapters import obtain_adapters
-from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
-from ferrule.engine.types import FinishReason, Progress, RankInfo, SamplingParams
+from ferrule.engine.types import FinishReason, PrefixUse, Progress, RankInfo, SamplingParams
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
-from ferrule.process import boot_id, pin_to_free_cores
+from ferrule.process import pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 from ferrule.process.memory import private_bytes
 
@@ -147,22 +147,16 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
         peak_bytes=peak,
         transports=transports(world),
         received_bytes=obtained.received,
+        unshared=trial.unshared if options.prefix_cache else None,
     )
+    shared = runner.shared if trial.unshared is None else None
+    prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
     use.starting = False
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
-        Driver(options, runner, control, trial, vocabulary, short_context(config)).loop()
+        Driver(options, runner, control, trial, vocabulary, short_context(config), prefixes).loop()
     else:
         follow(runner)
-
-
-def devices_of_all(world: fabric.Group, devices: str) -> str:
-    """Names of the ranks' devices, of those that the user gave; this rank's with its number. All ranks call it."""
-    mine = [boot_id(), name_here(device_of(devices, world.rank, world.size))]
-    wanted = tell_all(world, mine, STEP_TIMEOUT)
-    names = [name for _, name in wanted]
-    names[world.rank] = find_device(mine[1], wanted[: world.rank].count(mine))
-    return ",".join(names)
 
 
 def transports(world: fabric.Group) -> str:
@@ -173,7 +167,11 @@ def transports(world: fabric.Group) -> str:
 def follow(runner: Runner) -> None:
     """Run what the driver announces."""
     while True:
-        runner.run(receive(runner.world, runner.plan.driver, STEP_TIMEOUT))
+        batch = receive(runner.world, runner.plan.driver, STEP_TIMEOUT)
+        if batch.kind is Kind.READ:
+            read_blocks(runner.shared, batch, runner.world)
+        else:
+            runner.run(batch)
 
 
 class Driver:
@@ -187,10 +185,11 @@ class Driver:
         trial: Trial,
         vocabulary: int,
         short_context: int | None = None,
+        prefixes: PrefixIndex | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
-        self.adapters = [adapter.name for adapter in options.adapters]
+        self.adapters = options.adapters
         limits = Limits(
             batch_tokens=options.batch_tokens,
             cache_tokens=trial.cache_tokens,
@@ -201,7 +200,8 @@ class Driver:
             ridge=trial.ridge,
             scored=rows_at_once(vocabulary),
         )
-        self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
+        self.prefixes = prefixes or PrefixIndex(enabled=False)
+        self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
@@ -209,7 +209,7 @@ class Driver:
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
-        self.reported = (0, 0)
+        self.reported = Load(0, 0)
 
     def loop(self) -> None:
         while True:
@@ -223,23 +223,43 @@ class Driver:
             self._go_on(*self.unread)
             return
         while len(self.under_way) < self.depth:
+            if self.scheduler.seeks():
+                if self.under_way:
+                    break
+                self._read()
             batch = self.scheduler.next_batch()
             if batch is None:
                 break
             self._announce(batch)
             self.under_way.append(batch)
         if self.under_way:
-            self._finish(self.under_way.popleft())
+            batch = self.under_way.popleft()
+            begin = time.perf_counter()
+            self._finish(batch)
+            if len(batch.tokens) >= BLOCK:
+                self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
         elif not busy:
             self._idle()
+        if not self.scheduler.by_identity:  # else the next step says so at once
+            self._report_load()
 
     def _announce(self, batch: Batch) -> None:
         announce(self.runner.world, self.runner.plan.driver, batch)
 
     def _idle(self) -> None:
-        batch = Batch(released=self.scheduler.take_released(), kind=Kind.IDLE)
+        batch = self.scheduler.idle_batch()
         self._announce(batch)
         self.runner.run(batch)
+
+    def _read(self) -> None:
+        """Have blocks read from disk, by all ranks, with which sequences can begin that wait to."""
+        while (found := self.scheduler.read_batch()) is not None:
+            sequence, batch = found
+            self._announce(batch)
+            begin = time.perf_counter()
+            count = read_blocks(self.runner.shared, batch, self.runner.world)
+            self.prefixes.costs.took(time.perf_counter() - begin, blocks=count)
+            self.scheduler.have_read(sequence, batch, count)
 
     def _take_requests(self, wait: float) -> None:
         """Take in what has come from the parent within ``wait`` seconds."""
@@ -273,7 +293,8 @@ class Driver:
                 return
         self.samplers[order.id] = Sampler(order.params, len(order.made), matcher)
         stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
-        adapter = 0 if order.params.adapter is None else self.adapters.index(order.params.adapter) + 1
+        names = [None, *(adapter.name for adapter in self.adapters)]
+        adapter = names.index(order.params.adapter)
         self.scheduler.add(
             order.id,
             order.prompt,
@@ -282,6 +303,7 @@ class Driver:
             stepwise=stepwise,
             adapter=adapter,
             scored=order.scored,
+            about=self.adapters[adapter - 1].identity if adapter else "",
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
@@ -325,22 +347,11 @@ class Driver:
     def _score(self, batch: Batch, logits: Tensor) -> Tensor:
         """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
         sequences that want a token."""
-        found: list[Scores] = []
-        kept, end = [], 0
-        for span in batch.spans:
-            first, end = end, end + span.rows
-            if span.sample:
-                kept.append(end - 1)
-            sequence = self.scheduler.by_identity[span.sequence]
-            count = min(sequence.prompt - 1, span.seen + span.tokens) - sequence.scored
-            if span.scored and count > 0 and not sequence.cancelled:
-                rows = logits[first + sequence.scored - span.seen :][:count]
-                found.append(Scores(span.sequence, sequence.scored, scored(self.runner.device, rows, sequence)))
-                sequence.scored += count
+        found, chosen = score_batch(self.runner.device, batch, logits, self.scheduler.by_identity)
         self.runner.world.check()
         for each in found:
             self.control.send(each)
-        return logits.index_select(0, self.runner.device.upload(torch.tensor(kept, dtype=torch.long)))
+        return chosen
 
     def _go_on(self, batch: Batch, choices: Choices) -> None:
         """Have the step after ``batch`` computed with the tokens as they lie on the device, where they decide nothing
@@ -367,15 +378,20 @@ class Driver:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
         done = self.scheduler.complete(batch, [choice.token for choice in found])
         if done:
-            self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])
-
-    def _report(self, results: list[tuple[int, Choice, FinishReason | None]]) -> None:
-        new = tuple(NewToken(identity, c.token, c.logprob, c.top, reason) for identity, c, reason in results)
-        self.control.send(Tokens(new))
+            new = (_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done)
+            self.control.send(Tokens(tuple(new)))
 
     def _report_load(self) -> None:
         """Say how many sequences run and wait, when that has changed."""
-        load = (len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening))
+        use = None
+        if self.prefixes.enabled:
+            use = PrefixUse(self.prefixes.tokens, BLOCK * len(self.prefixes.stored), self.scheduler.hits)
+        load = Load(len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening), use)
         if load != self.reported:
-            self.control.send(Load(*load))
+            self.control.send(load)
             self.reported = load
+
+
+def _new_token(sequence: Sequence, choice: Choice, reason: FinishReason | None) -> NewToken:
+    cached = min(sequence.held.reused or 0, sequence.prompt) if sequence.generated == 1 else None
+    return NewToken(sequence.identity, choice.token, choice.logprob, choice.top, reason, cached)

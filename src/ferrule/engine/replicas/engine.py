@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ferrule.engine.host.local import LocalEngine, all_of
 from ferrule.engine.host.requests import History, ReleasedError
 from ferrule.engine.replicas.router import Router
-from ferrule.engine.types import Health, RankInfo, ReplicaHealth, SamplingParams, State, Token
+from ferrule.engine.types import Health, PrefixUse, RankInfo, ReplicaHealth, SamplingParams, State, Token
 from ferrule.errors import FerruleError, ModelUnavailable
 from ferrule.model import PoolingMode
 
@@ -133,6 +133,7 @@ class Replicas:
             sum(each.recoveries for each in known),
             max(lasts, key=lambda each: each.at, default=None),
             "; ".join([*notes, *(away if best == "ready" else [])]) or None,
+            _together([each.prefix for each in known if each.prefix is not None]),
             tuple(told),
         )
 
@@ -184,3 +185,12 @@ class Replicas:
             elsewhere = "ready" in states or (state == "failed" and "recovering" in states)
             if replica.engine is not None and state != "ready" and elsewhere:
                 replica.engine.release()
+
+
+def _together(uses: Sequence[PrefixUse]) -> PrefixUse | None:
+    """Of all replicas."""
+    if not uses:
+        return None
+    return PrefixUse(
+        sum(each.tokens for each in uses), sum(each.stored for each in uses), sum(each.hits for each in uses)
+    )

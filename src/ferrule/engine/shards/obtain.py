@@ -12,7 +12,6 @@ from pathlib import Path
 from ferrule.config import ModelSettings, environment, host_id, model_settings
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.engine.shards.messages import receive_bytes, send_bytes, tell_all
-from ferrule.engine.shards.needs import needs
 from ferrule.engine.shards.pieces import Piece
 from ferrule.engine.shards.store import Store
 from ferrule.engine.shards.transfer import Receiver, Wire, transfer
@@ -145,6 +144,8 @@ def _missing(
     store: Store, options: RankOptions, ranks: Sequence[int], on_done: Callable[[int, int], None]
 ) -> list[Piece]:
     """Pieces that the store lacks of what ``ranks`` need."""
+    from ferrule.engine.shards.needs import needs  # with torch, which is not needed where the files are
+
     store.check(on_done)
     wanted = [
         piece for rank in ranks for piece in needs(store.path, options.dtype, options.plan.shards[rank], options.plan)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ferrule.engine.source import first_line
 from ferrule.engine.tokenizer.parts import Parts
-from ferrule.errors import ModelError
+from ferrule.errors import ModelError, first_line
 
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json")
 """File patterns of the vocabularies that transformers reads."""

@@ -37,7 +37,7 @@ from ferrule.errors import ConfigError, PlanError
 from ferrule.fabric.routing.routes import find_routes
 from ferrule.files import write_whole
 from ferrule.hardware import CableProfile, Machine, Profiles, shipped
-from ferrule.plan.cluster.profile import Ends, device_of, is_apple, join_rails, rail_of
+from ferrule.plan.cluster.profile import Ends, device_of, is_apple, join_rails, rail_of, too_full
 from ferrule.plan.cluster.spec import CORES_KEEP, ClusterSpec, DeviceSpec, RailSpec
 from ferrule.plan.cluster.tables import EXAMPLES, MAX_DEVICES, Device, Link, Quantity, Route, Whole, shown
 
@@ -45,7 +45,7 @@ _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
 _NEEDED = ("memory", "memory_bandwidth", "flops")
 """Of a device that is no known machine."""
-_OF_HOSTS = ("host", "device")
+_OF_HOSTS = ("host", "device", "maker")
 """Fields of `Device` that are left out where nothing is known of them."""
 _NOT_OF_SPEC = ("count", "machine")
 """Fields of `Device` that `DeviceSpec` has not."""
@@ -92,7 +92,9 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
             raise ConfigError(f"{origin}: there are more than {_MAX_RAILS} cables; plan for fewer devices or cables")
     kept = {name: _plain(value) for name in CORES_KEEP if (value := getattr(whole, name)) is not None}
     try:
-        cluster = ClusterSpec(tuple(devices.values()), join_rails(rails), whole.cores, whole.notes, **kept)
+        told = (too_full(devices[name], machine) for name, machine in machines.items())
+        notes = tuple(dict.fromkeys((*whole.notes, *(note for note in told if note))))
+        cluster = ClusterSpec(tuple(devices.values()), join_rails(rails), whole.cores, notes, **kept)
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
     routes = [_route(entry, f"{origin}, [[route]] {number}", cluster) for number, entry in enumerate(whole.route, 1)]

@@ -9,7 +9,8 @@ from itertools import combinations
 from ferrule.errors import PlanError
 from ferrule.hardware import CableProfile, Figure, LabProfile, Machine, find_lab
 from ferrule.lab import Shaping
-from ferrule.plan.cluster.spec import ACHIEVED, LAUNCH_SECONDS, ClusterSpec, DeviceSpec, PairSpec, RailSpec
+from ferrule.plan.cluster.spec import ACHIEVED, ClusterSpec, DeviceSpec, PairSpec, RailSpec
+from ferrule.units import format_bytes
 
 LEAST_RESERVE = 1 << 30
 RESERVED_PART = 32
@@ -61,7 +62,7 @@ def device_of(machine: Machine, name: str) -> DeviceSpec:
         machine.memory_bandwidth.value * ACHIEVED,
         {dtype: figure.value for dtype, figure in machine.flops.items()},
         kind=machine.name,
-        launch_seconds=LAUNCH_SECONDS if machine.launch is None else machine.launch.value,
+        maker=machine.maker,
         disk_read=_value(machine.disk_read),
         watts_idle=_value(machine.watts_idle),
         watts_busy=_value(machine.watts_busy),
@@ -77,6 +78,19 @@ def usable_memory(machine: Machine) -> int:
     """The bytes that a model may fill."""
     memory = int(machine.memory.value)
     return int(memory * APPLE_PART) if is_apple(machine) else lent(memory, machine.name)
+
+
+def too_full(device: DeviceSpec, machine: Machine) -> str | None:
+    """Note where a model may fill more of ``device`` than its system leaves by itself; None: it may not."""
+    left = usable_memory(machine)
+    if device.memory <= left:
+        return None
+    cure = "raise iogpu.wired_limit_mb there, and" if is_apple(machine) else "make sure that it is there, and"
+    return (
+        f"{device.name}: {format_bytes(device.memory)} is more than its system leaves a model by itself, "
+        f"{format_bytes(left)} of {format_bytes(int(machine.memory.value))}; {cure} expect a hundredth of the speed "
+        "where the system runs short"
+    )
 
 
 def lent(memory: int, name: str) -> int:

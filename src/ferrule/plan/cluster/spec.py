@@ -35,6 +35,7 @@ class DeviceSpec:
     whole machine; ``price`` in US dollars. ``copy_rate``, ``copy_seconds``: bytes per second between its memory and
     the host's, and seconds of a small copy with the wait for it; None where it is the host's memory. ``unified``: an
     accelerator whose memory is the host's. ``measured``: by the built-in benchmark, not from what a maker states.
+    ``maker``: of its GPU, by which engines' kernels are told apart (`Machine.maker`), empty where that is not known.
     """
 
     name: str
@@ -51,6 +52,7 @@ class DeviceSpec:
     watts_busy: float | None = None
     price: float | None = None
     measured: bool = False
+    maker: str = ""
     host: str = ""
     device: str = ""
     copy_rate: float | None = None

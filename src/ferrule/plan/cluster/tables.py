@@ -104,6 +104,7 @@ class DeviceName(str):
         return cls(value)
 
 
+Maker = Literal["apple", "amd", "intel", "nvidia"]
 Line = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
@@ -148,6 +149,7 @@ class Device(Table):
     watts_busy: Watts | None = None
     price: Dollars | None = None
     measured: bool = False
+    maker: Maker | None = None
     host: Line | None = None
     device: DeviceName | None = None
     copy_rate: ByteRate | None = None

@@ -1,5 +1,6 @@
 """Predict time and memory of a plan."""
 
+from ferrule.plan.cost.apart import predict_apart
 from ferrule.plan.cost.calibration import (
     Calibration,
     Record,
@@ -22,6 +23,7 @@ __all__ = [
     "largest_context",
     "memory_of",
     "predict",
+    "predict_apart",
     "predicted",
     "read_calibrations",
     "read_records",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ferrule.plan.cost.exchange import Exchange
+from ferrule.plan.cost.interval import interval_of
 from ferrule.plan.cost.memory import largest_context, memory_of
 from ferrule.plan.cost.messages import announcement, entry_seconds, hop, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Pass, Seconds, StageCost
@@ -78,19 +79,22 @@ class _Predictor:
         single = self._times(Pass(1, self.work.seen))
         batches, each = self.question.batches(len(self.plan.stages))
         together = self._times(Pass(1, self.work.seen, each))
+        own = self.runtime.step_of(self.model, self.work.concurrency)
         around = self._around(together)
         # With several batches on their way the slowest stage sets the pace, its work for messages included.
         slowest = max(together, key=self._held_up)
         step = max(around, batches * self._held_up(slowest))
-        terms = tuple(self._terms(single))
+        terms = (*self._terms(single), *self._own(1))
         step_terms = terms
         if self.work.concurrency > 1:
-            step_terms = tuple(self._terms(together) if around >= step else self._pace(slowest, batches))
+            found = self._terms(together) if around >= step else self._pace(slowest, batches)
+            step_terms = (*found, *self._own(self.work.concurrency))
+        step += own
         prompt_terms = self._prompt()
         watts = self._watts(together, step, batches)
         return Prediction(
             token_seconds=sum(term.seconds for term in terms),
-            step_seconds=step if self.work.concurrency > 1 else self._around(single),
+            step_seconds=step if self.work.concurrency > 1 else self._around(single) + own,
             ttft_seconds=sum(term.seconds for term in prompt_terms),
             concurrency=self.work.concurrency,
             memory=self.memory,
@@ -101,6 +105,7 @@ class _Predictor:
             watts=watts,
             joules=None if watts is None else watts * step / self.work.concurrency,
             dollars_per_million=self._dollars(watts, step),
+            interval=interval_of(self.question, self.plan),
         )
 
     def _times(self, which: Pass) -> list[_StageTime]:
@@ -167,6 +172,12 @@ class _Predictor:
         if announcement:
             yield Term("hop", where, announcement)
 
+    def _own(self, sequences: int) -> Iterable[Term]:
+        """Of a step of so many, what the engine needs beside devices and cables."""
+        own = self.runtime.step_of(self.model, sequences)
+        if own:
+            yield Term("step", self.plan.devices[0], own)
+
     def _stage_terms(self, time: _StageTime) -> Iterable[Term]:
         where, seconds = ", ".join(time.stage.devices), time.seconds
         own: tuple[tuple[TermKind, float], ...] = (
@@ -186,7 +197,7 @@ class _Predictor:
         """Pieces of a prompt follow one upon another: each needs the cache of those before it on every stage."""
         added: dict[tuple[str, str], Term] = {}
         for piece in pieces(self.question):
-            for term in self._terms(self._times(piece)):
+            for term in (*self._terms(self._times(piece)), *self._own(1)):
                 before = added.get((term.kind, term.where))
                 seconds = term.seconds + (before.seconds if before else 0.0)
                 added[term.kind, term.where] = replace(term, seconds=seconds)

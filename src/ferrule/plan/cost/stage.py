@@ -15,8 +15,6 @@ from ferrule.plan.question import Question
 from ferrule.plan.remembered import remembered
 from ferrule.plan.runtime import Runtime
 
-ARITHMETIC = 0.6
-"""Part of a maker's operations per second that large matrix products get; measured ones are taken as they are."""
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -64,26 +62,32 @@ _Own = tuple[float, float, float, float]
 
 
 class _Pace(NamedTuple):
-    """Of a device: bytes and operations per second, seconds per operation."""
+    """Of a device: bytes of weights, bytes of caches and operations per second, seconds per operation and expert."""
 
     bandwidth: float
+    attending: float
     rate: float
     launch_seconds: float
+    expert_seconds: float
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str, runtime: Runtime) -> _Pace:
-        rate = device.flops_of(dtype) * (1.0 if device.measured else ARITHMETIC)
-        return cls(device.memory_bandwidth, rate, runtime.launch_seconds(device))
+        kernels, rate, reading = runtime.kernels_of(device), device.flops_of(dtype), device.memory_bandwidth
+        if not device.measured:
+            rate, reading = rate * kernels.arithmetic, reading * kernels.reading
+        seconds = runtime.launch_seconds(device), kernels.expert_seconds
+        return cls(reading, reading * kernels.attending, rate, *seconds)
 
 
 class _Load(NamedTuple):
     """Load of a device with some share of a layer in a pass: bytes of weights and cache, operations of arithmetic,
-    operations that are started."""
+    operations that are started, routed experts that are read."""
 
     weights: float
     cache: float
     flops: float
     launches: float
+    experts: float = 0.0
 
 
 class StageCost:
@@ -123,18 +127,32 @@ class StageCost:
             load = known.get(key)
             if load is None:
                 load = known[key] = self._load(layer, which, share, experts)
-            parts.append(self._roofline(device, *load))
+            parts.append(self._roofline(device, load))
         return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
 
     def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float) -> _Load:
         seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
+        if which.tokens == 1 and layer.attention is not None:
+            flops += layer.attention.absorbed_flops(which.past) * which.sequences
+        kept = share.query if self._runtime.cuts_states else 1.0
+        states = 2 * layer.state_bytes(self._cache) * (1 - kept)
         return _Load(
             self._read_bytes(layer, share, experts),
-            which.sequences * layer.cache_read_bytes(seen, self._cache, share),
+            which.sequences * (layer.cache_read_bytes(seen, self._cache, share) - states),
             flops * self._part_of_arithmetic(layer, share, experts, which.rows)
-            + layer.recurrence_flops(which.tokens) * which.sequences,
+            + layer.recurrence_flops(which.tokens) * which.sequences * kept
+            + self._padding(layer, share, experts, which),
             self._runtime.operations(layer, experts, which.tokens),
+            experts,
         )
+
+    def _padding(self, layer: LayerSpec, share: Share, experts: float, which: Pass) -> float:
+        """Operations on rows of tiles that are empty."""
+        if layer.experts is None or which.tokens == 1:
+            return 0.0
+        part = 1.0 if self._stage.experts else share.experts
+        each = layer.weights.routed.parameters / layer.experts.count * part
+        return 2 * each * experts * self._runtime.tile / 2
 
     def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:
         """By device, of the experts (or slices of them) that it has."""
@@ -163,21 +181,28 @@ class StageCost:
         busy = experts / max(1e-9, layer.experts.touched(rows))
         return ((active - routed) * share.query + routed * busy) / active
 
-    def _roofline(self, device: _Pace, weights: float, cache: float, flops: float, launches: float) -> _Own:
-        """The slower of moving the bytes and doing the arithmetic (Williams, Waterman, Patterson 2009)."""
-        moving = (weights + cache) / device.bandwidth * self._turns
-        computing = flops / device.rate * self._turns
-        launching = launches * device.launch_seconds * self._turns
-        if computing > moving:
+    def _roofline(self, device: _Pace, load: _Load) -> _Own:
+        """The slower of moving the bytes and doing the arithmetic (Williams, Waterman, Patterson 2009), or both."""
+        reading = load.weights / device.bandwidth * self._turns
+        attending = load.cache / device.attending * self._turns
+        computing = load.flops / device.rate * self._turns
+        starting = load.launches * device.launch_seconds + load.experts * device.expert_seconds
+        launching = starting * self._turns
+        if self._runtime.adds_up:
+            return reading, attending, computing, launching
+        if computing > reading + attending:
             return 0.0, 0.0, computing, launching
-        part = weights / (weights + cache) if weights + cache else 1.0
-        return moving * part, moving * (1 - part), 0.0, launching
+        return reading, attending, 0.0, launching
 
     def _exchanged(self, layer: LayerSpec) -> tuple[Collective, ...]:
         if self._stage.width == 1:
             return ()
         whole_attention = self._stage.experts and all(share.query == 1.0 for share in self._stage.shares)
-        return layer.collectives[-1:] if whole_attention else layer.collectives
+        if whole_attention:
+            return layer.collectives[-1:]
+        if self._runtime.sums is None:
+            return layer.collectives
+        return tuple(each for each in layer.collectives if each.kind == "all_reduce")[: self._runtime.sums]
 
     def _collectives(self, collectives: Sequence[Collective], rows: int) -> float:
         size = rows * self._model.activation_bytes
@@ -192,7 +217,7 @@ class StageCost:
         """Time of what precedes the first layer: rows of the embedding."""
         collectives = self._model.first_collectives if self._vocabulary_cut else ()
         read = which.rows * self._model.embedding_row_bytes
-        slowest = max((self._roofline(device, read, 0, 0, 1) for device in self._devices), key=sum)
+        slowest = max((self._roofline(device, _Load(read, 0, 0, 1)) for device in self._devices), key=sum)
         return Seconds(*slowest, self._collectives(collectives, which.rows))
 
     @remembered
@@ -203,7 +228,7 @@ class StageCost:
         head = self._model.head.held(share) + self._model.final.bytes
         flops = 2 * which.sequences * (self._model.head.parameters * share + self._model.final.parameters)
         operations = self._runtime.end_of(self._model)
-        slowest = max((self._roofline(device, head, 0, flops, operations) for device in self._devices), key=sum)
+        slowest = max((self._roofline(device, _Load(head, 0, flops, operations)) for device in self._devices), key=sum)
         collectives = self._model.last_collectives if cut else ()
         return Seconds(*slowest, self._collectives(collectives, which.sequences))
 

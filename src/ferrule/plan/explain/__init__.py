@@ -2,7 +2,7 @@
 
 from ferrule.plan.explain.bottleneck import Bottleneck, bottleneck
 from ferrule.plan.explain.shortage import Nearest, Shortage, shortage
-from ferrule.plan.explain.verdict import WORTH_IT, cautions, verdict
+from ferrule.plan.explain.verdict import WORTH_IT, cautions, tight, verdict
 from ferrule.plan.explain.what_if import WhatIf, what_ifs
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "bottleneck",
     "cautions",
     "shortage",
+    "tight",
     "verdict",
     "what_ifs",
 ]

@@ -13,7 +13,7 @@ from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate, Prediction, Term, TermKind
 from ferrule.plan.question import Question
 
-BottleneckKind = Literal["weights", "cache", "compute", "launch", "latency", "bandwidth", "hop", "disk"]
+BottleneckKind = Literal["weights", "cache", "compute", "launch", "latency", "bandwidth", "hop", "disk", "step"]
 Timed = Literal["token", "prompt", "step"]
 _TIMES: dict[Timed, str] = {
     "token": "token time",
@@ -31,6 +31,7 @@ _TEXTS: dict[BottleneckKind, str] = {
     "bandwidth": "all-reduce bandwidth on {}",
     "hop": "messages between stages over {}",
     "disk": "reading weights from disk on {}",
+    "step": "the engine's scheduler and sampling on {}",
 }
 
 

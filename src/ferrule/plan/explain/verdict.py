@@ -8,6 +8,8 @@ from ferrule.plan.runtime import BUILT_IN_ENGINE
 
 PROCESSOR_FLOPS = 10e12
 """Speed above which a device that was not measured on a processor is taken to be a GPU."""
+NEARLY = 0.95
+"""Part of a device's room from which on it is called nearly full."""
 WORTH_IT = 1.02
 """Least improvement that counts: what is better by less is called as good."""
 
@@ -28,6 +30,20 @@ def cautions(question: Question) -> list[str]:
     if any(device.half_flops > PROCESSOR_FLOPS for device in fast):
         found.append("the built-in engine was never measured on GPUs: these figures are of what it should do there")
     return found
+
+
+def tight(candidate: Candidate) -> list[str]:
+    """Devices that the plan leaves nearly full."""
+    full = {use.device: use.needed / use.room for use in candidate.prediction.memory if use.needed > NEARLY * use.room}
+    if not full:
+        return []
+    most = max(full, key=lambda name: full[name])
+    others = f" and {len(full) - 1} more" if len(full) > 1 else ""
+    return [
+        f"{most}{others}: {full[most]:.0%} of what a model may fill is taken".replace("%", " %")
+        + "; where a system runs short it moves what is in use to disk, and a model then runs at a hundredth of its "
+        "speed: take smaller weights, less context or another host, and close what else runs there"
+    ]
 
 
 def verdict(question: Question, best: Candidate, single: Candidate, split: Candidate | None) -> str:

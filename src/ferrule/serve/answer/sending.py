@@ -53,6 +53,7 @@ class Answer(Response):
         self._prompt_tokens = prompt_tokens
         self._stream = stream
         self._made = [0] * len(jobs)
+        self._cached: dict[int, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -103,6 +104,7 @@ class Answer(Response):
                 if piece is None:
                     await write(self._form.ping())
                     continue
+                self._cached[piece.index] = piece.cached
                 if not opened:
                     opened = True
                     await write(self._form.opening(self._counts()))
@@ -114,10 +116,15 @@ class Answer(Response):
     def _count(self, piece: Piece) -> None:
         current_exchange().count(completion=piece.tokens - self._made[piece.index])
         self._made[piece.index] = piece.tokens
+        self._cached[piece.index] = piece.cached
 
     def _counts(self, reasoning: int = 0) -> Counts:
         """Tokens so far, ``reasoning`` of them."""
-        return Counts(self._prompt_tokens, sum(self._made), reasoning)
+        cached: dict[tuple[int, ...], int] = {}
+        for number, count in self._cached.items():  # of several answers to a prompt one may have computed it
+            prompt = self._jobs[number].prompt
+            cached[prompt] = min(count, cached.get(prompt, count))
+        return Counts(self._prompt_tokens, sum(self._made), reasoning, sum(cached.values()))
 
 
 async def with_silence(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:

@@ -30,7 +30,7 @@ class Piece:
 
     Of a chat, ``parts`` are what the text says, ``called`` whether there have been tool calls so far, and ``reasoning``
     how many of the tokens were reasoning, with its marks. ``prompt``: in the first piece, what was asked of the
-    prompt's tokens but the first."""
+    prompt's tokens but the first. ``cached``: how many of these were computed for earlier requests."""
 
     index: int
     text: str
@@ -42,6 +42,7 @@ class Piece:
     reasoning: int = 0
     stop: str | None = None
     prompt: tuple[PromptToken, ...] | None = None
+    cached: int = 0
 
 
 class Transcript:

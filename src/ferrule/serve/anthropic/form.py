@@ -90,9 +90,11 @@ class MessagesForm(Form):
                 self._thought += text
                 if self.shows_thinking:
                     yield self._delta(Delta("thinking_delta", thinking=text))
-            case Call():
-                yield from self._begin(ToolUseBlock(part.id or "", part.name, {}))
-                yield self._delta(Delta("input_json_delta", partial_json=part.arguments))
+            case Call():  # also a piece of one, which has either
+                if part.name:
+                    yield from self._begin(ToolUseBlock(part.id or "", part.name, {}))
+                if part.arguments:
+                    yield self._delta(Delta("input_json_delta", partial_json=part.arguments))
 
     def _begin(self, block: Block) -> Iterator[Event]:
         yield from self._end()
@@ -124,7 +126,7 @@ def signature(thought: str) -> str:
 
 
 def _usage(counts: Counts) -> Usage:
-    return Usage(counts.prompt, counts.completion)
+    return Usage(counts.prompt - counts.cached, counts.completion, cache_read_input_tokens=counts.cached)
 
 
 def _event(event: Event) -> bytes:

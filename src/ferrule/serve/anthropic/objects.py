@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 
 class Usage(msgspec.Struct):
-    """Tokens. What was computed for earlier requests counts as input: nothing is billed here."""
+    """Tokens. Input is what was computed for this request, and ``cache_read_input_tokens`` what was for earlier ones:
+    together they are the prompt."""
 
     input_tokens: int
     output_tokens: int

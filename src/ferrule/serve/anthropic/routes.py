@@ -30,9 +30,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
     @app.post(PATH, responses=described(*OF_BODIES, ok=MessageBody, stream=MessagesForm.media_type))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service = await _served(models.service, body.model)
-        slow = body.output_format is not None or (
-            body.output_config is not None and body.output_config.format is not None
-        )
+        form = body.output_format or (body.output_config and body.output_config.format)
+        slow = form is not None or bool(body.tools)  # strict or forced, they have a grammar
         return await prepared(service, request, lambda: answer_messages(service, body), slow=slow)
 
     @app.post(f"{PATH}/count_tokens", responses=described(*OF_BODIES, ok=CountBody))
@@ -43,20 +42,20 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
 def answer_messages(service: Service, body: MessagesRequest) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
-    chat = _prepared(service, chat_request(body))
+    chat = _prepared(service, chat_request(body), pieces=bool(body.stream))
     shows = body.thinking is None or body.thinking.display != "omitted"
     form = MessagesForm(f"msg_{uuid.uuid4().hex}", service.engine.name, body.max_tokens, shows)
     return Answer(service, chat.jobs, form, prompt_tokens=chat.prompt_tokens, stream=bool(body.stream))
 
 
-def _prepared(service: Service, asked: ChatRequest) -> PreparedChat:
+def _prepared(service: Service, asked: ChatRequest, *, pieces: bool) -> PreparedChat:
     """A budget of reasoning is a target with Anthropic's, so a model on which none can be put reasons without."""
     try:
-        return prepare_chat(service, asked)
+        return prepare_chat(service, asked, pieces=pieces)
     except RequestError as error:
         if error.param != "reasoning_budget" or error.code != "unsupported":
             raise
-    return prepare_chat(service, asked.model_copy(update={"reasoning_budget": None}))
+    return prepare_chat(service, asked.model_copy(update={"reasoning_budget": None}), pieces=pieces)
 
 
 def count(service: Service, body: CountRequest) -> int:

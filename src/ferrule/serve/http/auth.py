@@ -27,7 +27,8 @@ MAX_HELD_BYTES = 128 * 2**20
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#*@]+")
 
 OPEN_PATHS = frozenset({"/health"})
-"""Paths that are open without a key, so that whatever watches the server needs none."""
+"""Paths that are open without a key, so that whatever watches the server needs none. Without one they name no models of
+several."""
 
 FREE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose requests count for no limit: they ask no model."""
@@ -113,8 +114,12 @@ class Guard:
                 "answered; start the server with --api-key",
                 code="host_not_allowed",
             )
-        if scope["path"] not in OPEN_PATHS:
+        try:
             exchange.caller = self._keys.caller(headers)
+        except ApiError:
+            if scope["path"] not in OPEN_PATHS:
+                raise
+            exchange.caller = Caller(models=())
         if scope["method"] == "POST" and not is_json(headers.get("content-type", "")) and is_taken(scope):
             raise ApiError(
                 415, "the body must be JSON; send the header 'Content-Type: application/json'", code="not_json"

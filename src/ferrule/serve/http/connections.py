@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ferrule.secure.vanished import end_when_vanished
 from ferrule.serve.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ BODY_SECONDS = 60.0
 
 SEND_SECONDS = 60.0
 """Seconds that a client may leave a response unread while more than a socket's buffer of it is waiting."""
+
+VANISHED_SECONDS = 60
+"""Seconds without a sign of life of a client's host, such as one without power, after which its connection ends, and
+with that what is computed for it."""
 
 STREAMS_END_SECONDS = 0.3
 """Time limit for open connections to notice that the server stops, before they are cut."""
@@ -86,6 +91,7 @@ class HttpConfig(uvicorn.Config):
         head: float = HEAD_SECONDS,
         body: float = BODY_SECONDS,
         send: float = SEND_SECONDS,
+        vanished: int = VANISHED_SECONDS,
     ) -> None:
         super().__init__(
             app,
@@ -98,7 +104,7 @@ class HttpConfig(uvicorn.Config):
             ws="none",
             timeout_graceful_shutdown=STREAMS_END_SECONDS,  # type: ignore[arg-type]  # any number of seconds will do
         )
-        self.tls, self.most, self.head, self.body, self.send = tls, most, head, body, send
+        self.tls, self.most, self.head, self.body, self.send, self.vanished = tls, most, head, body, send, vanished
         self.waiting: dict[Connection, None] = {}
         """Connections without a complete request, in the order in which they began to wait."""
 
@@ -118,6 +124,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        end_when_vanished(transport.get_extra_info("socket"), self._limits.vanished)
         full = len(self.connections) > self._limits.most and not self._make_room()
         if self._limits.tls is not None:
             if full:

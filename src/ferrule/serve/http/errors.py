@@ -120,9 +120,9 @@ def http_error(error: HTTPException, path: str) -> ApiError:
 
 
 class Description(dict[str, Any]):
-    """One response of a route, as OpenAPI describes it. ``struct``: what its JSON is, for `install` to find."""
+    """One response of a route, as OpenAPI describes it. ``structs``: what its JSON may be, for `install` to find."""
 
-    struct: type[msgspec.Struct] | None = None
+    structs: tuple[type[msgspec.Struct], ...] = ()
 
 
 def described(
@@ -133,14 +133,15 @@ def described(
     ``ok``: JSON of the answer with status 200, ``stream``: its media type where it comes in pieces."""
     found: dict[int | str, dict[str, Any]] = {status: described_as(STATUSES[status]) for status in statuses}
     if ok is not None:
-        found[200] = described_as("the answer", ok, stream)
+        found[200] = described_as("the answer", ok, stream=stream)
     return found
 
 
-def described_as(text: str, struct: type[msgspec.Struct] | None = None, stream: str | None = None) -> Description:
-    """One response: what it is, ``struct`` of its JSON (None: an error), and media type of a ``stream`` instead."""
+def described_as(text: str, *structs: type[msgspec.Struct], stream: str | None = None) -> Description:
+    """One response: what it is, one of the ``structs`` as JSON (none: an error), and media type of a ``stream``
+    instead."""
     found = Description(description=text)
-    found.struct = struct
+    found.structs = structs
     if stream is not None:
         found["content"] = {stream: {"schema": EVENT if stream == "text/event-stream" else {}}}
     return found
@@ -163,10 +164,11 @@ def complete(description: dict[str, Any], app: FastAPI, *, keyed: bool) -> None:
         for status, response in route.responses.items():
             if not isinstance(response, Description):
                 continue
-            struct = response.struct or error_type(route.path)
-            room = struct.__module__.split(".")[-2]  # APIs have structs of the same names
-            (schema,), parts = msgspec.json.schema_components([struct], ref_template=f"{REFERENCE}{room}.{{name}}")
+            structs = response.structs or (error_type(route.path),)
+            room = structs[0].__module__.split(".")[-2]  # APIs have structs of the same names
+            found, parts = msgspec.json.schema_components(structs, ref_template=f"{REFERENCE}{room}.{{name}}")
             schemas.update({f"{room}.{name}": part for name, part in parts.items()})
+            schema = found[0] if len(structs) == 1 else {"anyOf": list(found)}
             for method in route.methods or ():
                 operation = description["paths"][route.path_format][method.lower()]
                 told = operation["responses"][str(status)]

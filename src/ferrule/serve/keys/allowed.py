@@ -9,10 +9,12 @@ from ferrule.serve.answer.service import Service
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.models import Models, names_of
+from ferrule.serve.models.memory import NoRoomError
 
 
 class AllowedModels:
-    """``models``, for the key of the request that is being answered. Others are not there (404), as with OpenAI."""
+    """``models``, for the key of the request that is being answered. Others are not there (404), as with OpenAI, and
+    no error has their names."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -30,18 +32,25 @@ class AllowedModels:
     async def _checked(self, find: Callable[[str | None], Awaitable[Service]], name: str | None) -> Service:
         exchange = current_exchange()
         allowed = exchange.caller.models
-        if allowed is not None:
-            if name is None:
-                cards = self.cards()
-                if not cards:
-                    raise _unknown(name)
-                name = cards[0].name
-            elif not any(_may_mean(name, each) for each in allowed):  # before it is loaded
-                raise _unknown(name)
-        service = await find(name)
-        if allowed is not None and name not in allowed and not _is_allowed(allowed, service.engine):
-            raise _unknown(name)
+        service = await (find(name) if allowed is None else self._found(find, name, allowed))
         exchange.model = service.engine.name
+        return service
+
+    async def _found(
+        self, find: Callable[[str | None], Awaitable[Service]], name: str | None, allowed: Sequence[str]
+    ) -> Service:
+        if name is None:
+            name = next((each.name for each in self.cards()), None)
+        if name is None or not any(_may_mean(name, each) for each in allowed):  # before it is loaded
+            raise _unknown(name, allowed)
+        try:
+            service = await find(name)
+        except NoRoomError as error:
+            raise error.told(lambda held: any(_may_mean(held, each) for each in allowed)) from None
+        except ApiError as error:
+            raise _unknown(name, allowed) if error.status == 404 else error from None
+        if name not in allowed and not _is_allowed(allowed, service.engine):
+            raise _unknown(name, allowed)
         return service
 
     def close(self) -> None:
@@ -57,10 +66,7 @@ def _may_mean(name: str, allowed: str) -> bool:
     return name == allowed or name == allowed.rpartition("/")[2] or name.rpartition("/")[2] == allowed
 
 
-def _unknown(name: str | None) -> ApiError:
-    return ApiError(
-        404,
-        f"the model {name!r} does not exist or this key may not use it" if name else "this key may use no model here",
-        code="model_not_found",
-        param="model",
-    )
+def _unknown(name: str | None, allowed: Sequence[str]) -> ApiError:
+    what = f"the model {name!r} is not served here, or not for this key" if name else "no model is for this key"
+    own = ", ".join(map(repr, allowed))
+    return ApiError(404, f"{what}, which is for {own}", code="model_not_found", param="model")

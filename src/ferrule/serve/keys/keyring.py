@@ -22,12 +22,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Caller:
-    """Sender of a request. ``name``: of its key, None where none is needed. ``models``: names of those that it may use;
-    None: all."""
+    """Sender of a request. ``name``: of its key, None where none is needed; another key may have it later.
+    ``models``: names of those that it may use; None: all. ``identity``: of the key itself, its hash."""
 
     name: str | None = None
     models: tuple[str, ...] | None = None
     limiter: Limiter | None = None
+    identity: str = ""
 
 
 class Keyring:
@@ -68,7 +69,7 @@ class Keyring:
             if hmac.compare_digest(each.digest, digest):
                 found = each
         if self._one is not None and hmac.compare_digest(self._one, digest):
-            return Caller(ONE_KEY)
+            return Caller(ONE_KEY, identity=digest)
         if found is None:
             raise ApiError(
                 401,
@@ -97,7 +98,7 @@ class Keyring:
             limits = Limits(each.requests_per_minute, each.tokens_per_minute, each.concurrent)
             old = before.get(each.digest)
             kept = old.limiter if old is not None and old.limiter is not None and old.limiter.limits == limits else None
-            self._callers[each.digest] = Caller(each.name, each.models, kept or Limiter(limits, now))
+            self._callers[each.digest] = Caller(each.name, each.models, kept or Limiter(limits, now), each.digest)
 
 
 def given_key(headers: Headers) -> bytes:

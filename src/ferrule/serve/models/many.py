@@ -7,15 +7,15 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ferrule.engine import Engine
-from ferrule.errors import ConfigError, FerruleError, ModelUnavailable
+from ferrule.errors import FerruleError, ModelUnavailable
 from ferrule.serve.answer.sending import shutting_down
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
-from ferrule.serve.http.errors import ApiError
 from ferrule.serve.models.leases import until_answered
-from ferrule.serve.models.memory import Held, Memory
-from ferrule.serve.models.names import Aliases, names_of
+from ferrule.serve.models.memory import Held, NoRoomError, Room
+from ferrule.serve.models.names import Aliases, check_names, names_of, not_served
 from ferrule.serve.models.offer import Offer
 from ferrule.serve.models.slot import Slot
 
@@ -26,6 +26,8 @@ WAIT_SECONDS = 300.0
 BUSY_SECONDS = 30.0
 """Seconds that loading waits for the requests of models whose memory it needs."""
 EXPIRE_SECONDS = 1.0
+WAY_SECONDS = 10.0
+"""Between two looks at what could be unloaded for a model that waits for memory."""
 CLOSE_SECONDS = 5.0
 
 
@@ -39,7 +41,7 @@ class ManyModels:
     def __init__(
         self,
         offers: Sequence[Offer],
-        memory: Memory,
+        room: Room,
         *,
         aliases: Aliases | None = None,
         max_sequences: int = MAX_SEQUENCES,
@@ -49,15 +51,13 @@ class ManyModels:
         tell: Callable[[str], None] = log.info,
     ) -> None:
         self._slots = [Slot(offer, max_sequences, clock, self._idle) for offer in offers]
-        self._memory, self._aliases, self._tell = memory, aliases or Aliases(), tell
+        self._room, self._aliases, self._tell, self._clock = room, aliases or Aliases(), tell, clock
         self._wait_seconds, self._busy_seconds = wait_seconds, busy_seconds
         self._turn = asyncio.Lock()
         self._released = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        names = [offer.name for offer in offers]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"two models are called {twice!r}; give them names of their own in a file for --models")
+        check_names([offer.name for offer in offers])
         self._aliases.check(self.cards())
 
     async def start(self) -> None:
@@ -114,6 +114,31 @@ class ManyModels:
                         self._tell(f"{slot.offer.name} is unloaded: not used any more")
                         await self._unload(slot)
 
+    async def make_way(self) -> None:
+        """Unload models for one that was used later, has lost its place (a host, say), and waits for memory."""
+        for slot in self._slots:
+            if slot.waits and self._clock() >= slot.looked + WAY_SECONDS:
+                slot.looked = self._clock()
+                try:
+                    async with self._turn:
+                        await self._make_way(slot)
+                except FerruleError as error:
+                    log.warning("nothing is unloaded for %s, which waits for memory: %s", slot.offer.name, error)
+
+    async def _make_way(self, slot: Slot) -> None:
+        name, need = slot.offer.name, slot.offer.need
+        while slot.waits:
+            others = [each for each in self._held() if each.name != name]
+            if await self._room.shortage(name, need, others) is None:
+                return  # it will see so by itself
+            later = [each.name for each in others if each.last_used >= slot.last_used]
+            held = [replace(each, stays="used later") if each.name in later else each for each in others]
+            first = await self._room.first_out(name, need, held)
+            if first is None or self._is_busy(first):
+                return
+            self._tell(f"{first.name} is unloaded: {name} needs its memory to come back")
+            await self._unload(self._slot(first.name))
+
     def _find(self, name: str | None) -> tuple[Slot, int]:
         """The model of this name, and which of its services. Raises `ApiError` 404."""
         if name is None:
@@ -124,14 +149,7 @@ class ManyModels:
                     for at, each in enumerate(slot.known):
                         if wanted == each.engine.name or (not exact and wanted in names_of(each.engine)):
                             return slot, at
-        served = ", ".join(repr(engine.name) for engine in self.cards())
-        raise ApiError(
-            404,
-            f"the model {name!r} is not served here; served are {served}. "
-            f"--alias {name}={self._slots[0].offer.name} would make it another name of the first one",
-            code="model_not_found",
-            param="model",
-        )
+        raise not_served(name, self.cards())
 
     async def _wait(self, slot: Slot) -> None:
         """Until the model is loaded, by a load that requests share. Raises `ModelUnavailable`, `ApiError` 503."""
@@ -154,7 +172,7 @@ class ManyModels:
             raise shutting_down()
         if (error := loading.exception()) is not None:
             if isinstance(error, NoRoomError):  # one of its own for each who waits
-                raise NoRoomError(str(error), retry_after=error.retry_after)
+                raise NoRoomError(error.shortage, error.held)
             slot.check_pause()
             raise error
 
@@ -190,25 +208,35 @@ class ManyModels:
 
     async def _make_room(self, slot: Slot) -> None:
         """Unload others until there is room. Raises `NoRoomError`."""
-        need, deadline = slot.offer.need, time.monotonic() + self._busy_seconds
+        name, need = slot.offer.name, slot.offer.need
+        deadline = time.monotonic() + self._busy_seconds
         while True:
+            self._released.clear()
             held = self._held()
-            if self._memory.room(need, held) >= need.total:
+            shortage = await self._room.shortage(name, need, held)
+            if shortage is None:
                 return
-            first = self._memory.first_out(need, held)
+            first = await self._room.first_out(name, need, held)
+            if first is not None and self._is_busy(first):  # a request came meanwhile
+                continue
             if first is not None:
-                self._tell(f"{first.name} is unloaded: {slot.offer.name} needs its memory")
-                await self._unload(next(each for each in self._slots if each.offer.name == first.name))
+                self._tell(f"{first.name} is unloaded: {name} needs its memory")
+                await self._unload(self._slot(first.name))
                 continue
             left = deadline - time.monotonic()
-            self._released.clear()
-            if left <= 0 or self._memory.first_out(need, held, also_busy=True) is None:
-                raise NoRoomError(self._memory.refusal(slot.offer.name, need, held), retry_after=10)
+            if left <= 0 or await self._room.first_out(name, need, held, also_busy=True) is None:
+                raise NoRoomError(shortage, held)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._released.wait(), left)
 
     def _held(self) -> list[Held]:
         return [slot.held() for slot in self._slots if slot.engine is not None]
+
+    def _slot(self, name: str) -> Slot:
+        return next(each for each in self._slots if each.offer.name == name)
+
+    def _is_busy(self, held: Held) -> bool:
+        return self._slot(held.name).held().stays is not None
 
     async def _drop(self, slot: Slot) -> None:
         """Take a model out of memory that has failed; requests for it are refused for a while."""
@@ -238,6 +266,7 @@ class ManyModels:
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
             await self.expire()
+            await self.make_way()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -249,10 +278,6 @@ class ManyModels:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # was told to those who wait, if any do
-
-
-class NoRoomError(ModelUnavailable):
-    """A model does not fit beside those that stay in memory."""
 
 
 def _names(slot: Slot) -> list[str]:

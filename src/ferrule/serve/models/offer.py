@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ferrule.engine import Engine, Health, RankInfo, SamplingParams, Token
+from ferrule.engine import Engine, EngineOptions, Health, RankInfo, SamplingParams, Token
+from ferrule.engine.device_names import CPU
+from ferrule.engine.host.local import name_of
 from ferrule.engine.types import Tokenizer
 from ferrule.errors import EngineError
 from ferrule.model import Embedding, ModelSpec, PoolingMode
-from ferrule.plan import Plan
+from ferrule.plan import Plan, rank_memory
 from ferrule.serve.tools.families import AUTO
 
 if TYPE_CHECKING:
     from ferrule.engine import Vector
+    from ferrule.engine.host.prepare import PreparedModel
 
 
 class Need(NamedTuple):
@@ -24,6 +28,14 @@ class Need(NamedTuple):
     total: int
     cache: int = 0
     on_host: bool = True
+
+    @classmethod
+    def of(cls, options: EngineOptions, model: PreparedModel, context: int) -> Need:
+        """By the planner's prediction, with one sequence of ``context`` tokens."""
+        uses = rank_memory(model.spec, model.plan, context=context)
+        waiting = sum(use.runtime for use in uses) if options.standby else 0
+        cache = sum(use.cache for use in uses)
+        return cls(sum(use.total for use in uses) + waiting, cache, options.device == CPU)
 
 
 @dataclass
@@ -46,6 +58,20 @@ class Unloaded:
 
     def __post_init__(self) -> None:
         self.vocab_size = self.spec.vocab_size
+
+    @classmethod
+    def of(cls, options: EngineOptions, model: PreparedModel) -> Unloaded:
+        return cls(
+            name_of(options, model.directory),
+            int(time.time()),
+            model.spec,
+            model.plan,
+            model.tokenizer,
+            model.default_sampling,
+            options.max_context or model.spec.max_context,
+            tuple(each.name for each in options.adapters),
+            model.embedding,
+        )
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         raise EngineError(f"{self.name} is not loaded")
@@ -84,6 +110,12 @@ class Offer:
 def is_loaded(engine: Engine) -> bool:
     """Whether the model is in memory."""
     return not isinstance(getattr(engine, "base", engine), Unloaded)
+
+
+def together(states: Sequence[str]) -> str:
+    """State of several models: ``ready``, unless the first one cannot run and no other does; then that one's."""
+    runs = states[0] in ("unloaded", "loading") or "ready" in states
+    return "ready" if runs else states[0]
 
 
 def state_of(engine: Engine) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ferrule.engine import Engine
 from ferrule.serve.answer.adapters import with_adapters
 from ferrule.serve.answer.service import Service
-from ferrule.serve.http.errors import ApiError
-from ferrule.serve.models.names import Aliases, names_of
+from ferrule.serve.models.names import Aliases, names_of, not_served
 
 
 class OneModel:
@@ -26,11 +25,7 @@ class OneModel:
         if found is None and name is not None and (meant := self._aliases.meant(name)) is not None:
             found = self._named(meant)
         if found is None:
-            adapted = "".join(f", {each.engine.name!r}" for each in self._all[1:])
-            served = f"{self._service.engine.name!r}{adapted} {'are' if adapted else 'is'}"
-            raise ApiError(
-                404, f"the model {name!r} is not served here; {served}", code="model_not_found", param="model"
-            )
+            raise not_served(str(name), self.cards())
         return found
 
     async def known(self, name: str | None) -> Service:

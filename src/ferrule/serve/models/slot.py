@@ -31,6 +31,8 @@ class Slot:
         self.users = 0
         self.ttl = offer.ttl
         self.last_used = clock()
+        self.looked = 0.0
+        """When it was last looked at what could be unloaded for it."""
         self._max_sequences, self._clock, self._on_idle = max_sequences, clock, on_idle
         self._failures, self._failed_until = 0, 0.0
         self.known = self.services = self._services(offer.unloaded)
@@ -46,6 +48,11 @@ class Slot:
     def runs(self) -> bool:
         """Whether it is in memory and can be used."""
         return self.engine is not None and self.engine.health().state != "failed"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has lost its place and cannot be held now; it comes back by itself."""
+        return self.engine is not None and self.engine.health().state == "waiting"
 
     def loaded(self, engine: Engine) -> None:
         self.engine, self.services = engine, self._services(engine)

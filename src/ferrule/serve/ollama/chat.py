@@ -9,13 +9,13 @@ from typing import Any
 from fastapi.responses import Response
 
 from ferrule.errors import RequestError
+from ferrule.serve.answer.capabilities import can_call
 from ferrule.serve.answer.prompt import too_long
 from ferrule.serve.answer.sending import Answer
 from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 from ferrule.serve.http.respond import respond
 from ferrule.serve.models.offer import is_loaded
-from ferrule.serve.ollama.describe import can_call
 from ferrule.serve.ollama.form import ChatForm, GenerateForm, Watch
 from ferrule.serve.ollama.objects import ChatLine, GenerateLine, Message
 from ferrule.serve.ollama.schemas import ChatRequest, GenerateRequest, GenerationRequest, Options
@@ -30,7 +30,7 @@ from ferrule.serve.tools import messages
 def answer_chat(service: Service, body: ChatRequest, watch: Watch) -> Response:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     told = [told_message(service, at, message) for at, message in enumerate(body.messages or ())]
-    if body.tools and not can_call(service):
+    if body.tools and not can_call(service.engine, service.dialect):
         raise RequestError(f"{body.model} does not support tools", param="tools", code="unsupported")
     tools = [openai.OfferedTool(type="function", function=each.function) for each in body.tools or ()]
     chat = prepare_chat(service, as_openai(service, body, told, tools=tools or None))

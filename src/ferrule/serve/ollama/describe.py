@@ -11,6 +11,7 @@ from typing import Any, Final
 from ferrule.engine import Engine, SamplingParams
 from ferrule.engine.device_names import CPU
 from ferrule.model import ModelSpec
+from ferrule.serve.answer.capabilities import capabilities
 from ferrule.serve.answer.service import Service
 from ferrule.serve.ollama.names import tagged
 from ferrule.serve.ollama.objects import Details, Listed, Shown, moment
@@ -24,22 +25,14 @@ FOREVER: Final = 100 * 365 * 86400.0
 """Seconds after which a model that stays in memory is said to leave it."""
 
 GGUF: Final = "GGUF "
+_CAPABILITIES: Final = {
+    "completion": "completion",
+    "tools": "tools",
+    "reasoning": "thinking",
+    "embeddings": "embedding",
+}
+"""Those that Ollama has a word for."""
 _LABELS: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-
-
-def can_call(service: Service) -> bool:
-    return service.dialect.family is not None and "tools" in service.engine.tokenizer.template_names
-
-
-def capabilities(service: Service) -> list[str]:
-    """In Ollama's words."""
-    told = {
-        "completion": not service.engine.embedding.only,
-        "tools": can_call(service),
-        "thinking": service.dialect.reasons,
-        "embedding": service.engine.embedding.refusal is None,
-    }
-    return [name for name, has in told.items() if has]
 
 
 def details(spec: ModelSpec) -> Details:
@@ -102,7 +95,7 @@ def shown(service: Service) -> Shown:
         template,
         details(engine.spec),
         _model_info(engine),
-        capabilities(service),
+        [_CAPABILITIES[each] for each in capabilities(engine, service.dialect, _CAPABILITIES)],
         moment(engine.created),
     )
 

@@ -103,7 +103,7 @@ def add_routes(app: FastAPI, models: Models) -> None:
         _check_may_change()
         return pulls.answer(body.wanted, stream=body.stream is not False)
 
-    @app.delete("/api/delete", responses=described(*OF_BODIES))
+    @app.delete("/api/delete", response_class=Response, responses=described(*OF_BODIES))
     async def remove(body: NamedRequest) -> Response:
         _check_may_change()
         return await delete(models, body.wanted)

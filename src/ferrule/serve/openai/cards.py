@@ -9,9 +9,10 @@ from msgspec import UNSET
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.adapters import AdapterEngine
+from ferrule.serve.answer.capabilities import capabilities
 from ferrule.serve.models.offer import state_of
 from ferrule.serve.openai.objects import ModelCard
-from ferrule.serve.tools.families import Dialect, dialect
+from ferrule.serve.tools.families import dialect
 
 
 class Cards:
@@ -42,17 +43,3 @@ class Cards:
             state=state_of(engine),
             replicas=engine.health().replicas or UNSET,
         )
-
-
-def capabilities(engine: Engine, speaks: Dialect) -> list[str]:
-    """What ``engine``'s model can be asked for, whose dialect is ``speaks``. Its tokenizer is written out for that."""
-    tokenizer = engine.tokenizer
-    able = {
-        "completion": not engine.embedding.only,
-        "chat": tokenizer.has_chat_template and not engine.embedding.only,
-        "tools": "tools" in tokenizer.template_names and speaks.family is not None,
-        "reasoning": speaks.reasons,
-        "structured_output": tokenizer.to_json() is not None,
-        "embeddings": engine.embedding.refusal is None,
-    }
-    return [name for name, can in able.items() if can]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
@@ -32,7 +32,7 @@ from ferrule.serve.openai.objects import (
 )
 from ferrule.serve.openai.sampling import sampling_params
 from ferrule.serve.openai.schemas import ChatRequest, refuse_unsupported, unsupported
-from ferrule.serve.structured.chats import constrained_chat
+from ferrule.serve.structured.chats import NO_TEXTS, TextTool, constrained_chat
 from ferrule.serve.tools.asked import Asked, asked
 from ferrule.serve.tools.families import HARMONY, Dialect
 from ferrule.serve.tools.messages import template_messages
@@ -51,16 +51,19 @@ class PreparedChat:
     prompt_tokens: int
 
 
-def prepare_chat(service: Service, body: ChatRequest, *, pieces: bool = False) -> PreparedChat:
+def prepare_chat(
+    service: Service, body: ChatRequest, *, pieces: bool = False, texts: Mapping[str, TextTool] = NO_TEXTS
+) -> PreparedChat:
     """``body`` read. The other APIs' chats come here, too, told as OpenAI's. ``pieces``: the form takes `CallPiece`.
-    Raises `RequestError` when it asks for something that cannot be done."""
+    ``texts``: those of its tools that take one text. Raises `RequestError` when it asks for something that cannot be
+    done."""
     refuse_unsupported(body)
     engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     wanted = asked(body, engine.tokenizer, service.dialect)
     text = chat_text(engine, body, wanted, service.dialect)
     end, template = text[-PROMPT_END:], engine.tokenizer.chat_template or ""
-    constrained = constrained_chat(service.grammars, body, wanted, service.dialect, template, end)
+    constrained = constrained_chat(service.grammars, body, wanted, service.dialect, template, end, texts=texts)
     if constrained.constraint is not None:
         params = replace(params, constraint=constrained.constraint)
     prompt = encode(engine, text, field="messages", add_special_tokens=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import Recovery, ReplicaHealth
+from ferrule.engine import PrefixUse, Recovery, ReplicaHealth
 from ferrule.serve.answer.form import Counts
 
 
@@ -15,15 +15,21 @@ class CompletionDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 def usage(counts: Counts) -> Usage:
-    return Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
+    total = counts.prompt + counts.completion
+    return Usage(counts.prompt, counts.completion, total, PromptDetails(counts.cached))
 
 
 def chat_usage(counts: Counts) -> Usage:
@@ -189,18 +195,19 @@ class ModelHealth(msgspec.Struct, omit_defaults=True):
     pinned: bool = False
     error: str | None = None
     note: str | None = None
+    prefix_cache: PrefixUse | None = None
 
 
 class ManyHealthBody(msgspec.Struct):
-    """``model``: that of requests which name none."""
+    """``models``: those that the caller may use; ``model``: of these that of requests which name none."""
 
     status: str
-    model: str
     models: dict[str, ModelHealth]
+    model: str | UnsetType = UNSET
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``: as in
+    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``: as in
     `ferrule.engine.Health`."""
 
     status: str
@@ -212,4 +219,5 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     last_recovery: Recovery | None = None
     error: str | None = None
     note: str | None = None
+    prefix_cache: PrefixUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()

@@ -76,16 +76,10 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class GenerationRequest(Body):
-    """Fields that both endpoints understand. None means that the model's own default holds."""
+class SamplingRequest(Body):
+    """Fields of sampling, the same in chats, completions and responses. None: the model's own default holds."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Stops = Field(default_factory=list)
-    stop_token_ids: list[Whole] | None = None
-    max_tokens: TokenLimit = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: Whole | None = Field(None, ge=-1)
@@ -95,6 +89,17 @@ class GenerationRequest(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, float] | None = None
+
+
+class GenerationRequest(SamplingRequest):
+    """Fields that both of the older endpoints understand."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop_token_ids: list[Whole] | None = None
+    max_tokens: TokenLimit = None
     ignore_eos: bool | None = None
     response_format: Any = None
     structured_outputs: Any = None

@@ -155,11 +155,11 @@ def _of_kind(name: str, value: Any, field: str) -> Iterator[tuple[str, Constrain
     elif name == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
             raise _wrong(field, "must be a list of texts, none of them empty")
-        yield field, any_of([_encodable(each, field) for each in value])
+        yield field, any_of([encodable(each, field) for each in value])
     elif not isinstance(value, str) or not value:
         raise _wrong(field, "must be a text that is not empty")
     else:
-        yield field, Constraint("regex" if name == "regex" else "lark", _encodable(value, field))
+        yield field, Constraint("regex" if name == "regex" else "lark", encodable(value, field))
 
 
 def _schema_text(value: Any, field: str) -> str:
@@ -171,10 +171,11 @@ def _schema_text(value: Any, field: str) -> str:
         raise _wrong(field, f"is no JSON schema that can be read: {error}") from None
     if not isinstance(schema, dict | bool):
         raise _wrong(field, "must be a JSON schema, which is an object")
-    return _encodable(text, field)
+    return encodable(text, field)
 
 
-def _encodable(text: str, field: str) -> str:
+def encodable(text: str, field: str) -> str:
+    """``text``, if it can be encoded; raises `RequestError`."""
     try:
         text.encode()
     except UnicodeEncodeError:

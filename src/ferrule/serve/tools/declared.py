@@ -30,11 +30,13 @@ _MARK: Final = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,20}\]")
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """Response template. ``special``: what may be special tokens among its marks. ``calls``: whether it has any."""
+    """Response template. ``special``: what may be special tokens among its marks. ``calls``, ``reasons``: whether it
+    has any of these."""
 
     template: ResponseTemplate
     special: frozenset[str]
     calls: bool
+    reasons: bool
 
     def reader(self, prompt_end: str, tools: Tools | None) -> DeclaredReader:
         return DeclaredReader(self, prompt_end, tools)
@@ -54,7 +56,8 @@ def declared(told: Mapping[str, Any] | None) -> Declared | None:
     for field in template.fields.values():
         field.optional = True  # an answer without one is an answer, too
     marks = _MARK.findall(json.dumps(told, ensure_ascii=False).replace("\\", ""))
-    return Declared(template, frozenset(marks), any(name in template.fields for name in _CALLS))
+    calls, reasons = (any(name in template.fields for name in names) for names in (_CALLS, _REASONING))
+    return Declared(template, frozenset(marks), calls, reasons)
 
 
 class DeclaredReader:

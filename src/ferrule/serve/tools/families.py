@@ -73,7 +73,8 @@ class Dialect:
     @property
     def reasons(self) -> bool:
         """Whether reasoning can be told from the rest."""
-        return bool(self.think) or self.family == HARMONY
+        told = self.declared is not None and self.declared.reasons
+        return bool(self.think) or self.family == HARMONY or told
 
     @property
     def special(self) -> frozenset[str]:

@@ -16,6 +16,8 @@ import test_format_mlx as mlx
 from packed_models import Quantised, check_logits, in_layers, packed_model
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 MAKERS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Quantised]]] = {
     "gptq": (gptq.told(), gptq.quantise),
     "gptq with act-order": (gptq.told(desc_act=True), lambda weight: gptq.quantise(weight, order=True)),
@@ -29,7 +31,6 @@ MAKERS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Quantised]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_every_split_gives_the_logits_of_the_numbers(name: str, family: str, tmp_path: Path) -> None:

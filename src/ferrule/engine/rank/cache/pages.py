@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device
+from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.cache.sequence import SequenceCache
 from ferrule.errors import EngineError
 
-PAGE = 64
-"""Tokens."""
+PAGE = BLOCK
+"""Tokens: a page is what sequences can share."""
 NOTHING, WASTE = 0, 1
 """Places that hold zeros, and that are written to and never read."""
 SPARE = 16
@@ -70,17 +71,36 @@ class Pages:
             kept[:PAGE].zero_()
         self.bytes_per_token = sum(one.bytes for one in layers.values())
         self._free = list(range(count, 0, -1))
+        self._users = [0] * (count + 1)
 
     def reserve(self, sequence: PagedCache, tokens: int) -> None:
         """Let ``sequence`` have room for so many. Raises `EngineError` where no page is left."""
         while len(sequence.pages) * PAGE < tokens:
-            if not self._free:
-                raise EngineError("no page of the cache is left; please report this, with the command that was run")
-            sequence.pages.append(self._free.pop())
+            sequence.pages.append(self.take())
 
-    def give_back(self, sequence: PagedCache) -> None:
-        self._free += sequence.pages
-        sequence.pages.clear()
+    def take(self) -> int:
+        """A page that nobody has. Raises `EngineError` where none is left."""
+        if not self._free:
+            raise EngineError("no page of the cache is left; please report this, with the command that was run")
+        page = self._free.pop()
+        self._users[page] = 1
+        return page
+
+    def share(self, page: int) -> int:
+        """Count one more that has ``page``."""
+        self._users[page] += 1
+        return page
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """One less has each of ``pages``."""
+        for page in pages:
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free.append(page)
+
+    def of_page(self, kept: Tensor, page: int) -> Tensor:
+        """A view of what ``kept`` has in ``page``: (heads, `PAGE`, width)."""
+        return kept[page * PAGE : (page + 1) * PAGE].transpose(0, 1)
 
     def prepare(self, sequences: Sequence[tuple[PagedCache, int]]) -> None:
         """Room for so many tokens of each, and their places on the device, which one copy brings there."""
@@ -118,7 +138,8 @@ class PagedCache(SequenceCache):
         return keys.transpose(0, 1), values.transpose(0, 1)
 
     def drop(self) -> None:
-        self.pool.give_back(self)
+        self.pool.give_back(self.pages)
+        self.pages.clear()
 
     @property
     def bytes_per_token(self) -> int:

@@ -97,6 +97,15 @@ class SequenceCache:
         kept[:, first:end] = made
         return kept[:, :end]
 
+    def start_with(self, kept: dict[int, Tensor], layer: int, pieces: list[Tensor]) -> None:
+        """Have ``pieces`` (heads, tokens, width) among the tensors ``kept`` of this sequence, its ``length`` tokens."""
+        first = pieces[0]
+        room = kept[layer] = first.new_empty((first.shape[0], self._tokens(self.length), first.shape[2]))
+        start = 0
+        for piece in pieces:
+            room[:, start : start + piece.shape[1]] = piece
+            start += piece.shape[1]
+
     def advance(self, tokens: int) -> None:
         self.length += tokens
 

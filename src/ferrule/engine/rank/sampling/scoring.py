@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device
+from ferrule.engine.messages import Scores
+from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.sampling.logits import reported
 from ferrule.engine.rank.scheduler import Sequence
 from ferrule.engine.types import PromptToken
@@ -42,3 +46,23 @@ def scored(device: Device, logits: Tensor, sequence: Sequence) -> tuple[PromptTo
         PromptToken(value, rank, tuple(zip(others, theirs, strict=True)))
         for value, rank, theirs, others in zip(*told, strict=True)
     )
+
+
+def score_batch(
+    device: Device, batch: Batch, logits: Tensor, sequences: Mapping[int, Sequence]
+) -> tuple[list[Scores], Tensor]:
+    """Log-probabilities of prompts of which ``batch`` has a piece, and the ``logits`` of the sequences that want a
+    token."""
+    found: list[Scores] = []
+    kept, end = [], 0
+    for span in batch.spans:
+        first, end = end, end + span.rows
+        if span.sample:
+            kept.append(end - 1)
+        sequence = sequences[span.sequence]
+        count = min(sequence.prompt - 1, span.seen + span.tokens) - sequence.scored
+        if span.scored and count > 0 and not sequence.cancelled:
+            rows = logits[first + sequence.scored - span.seen :][:count]
+            found.append(Scores(span.sequence, sequence.scored, scored(device, rows, sequence)))
+            sequence.scored += count
+    return found, logits.index_select(0, device.upload(torch.tensor(kept, dtype=torch.long)))

@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ferrule._native import STATUS, kernel_instructions
+from ferrule._native import STATUS, Program, kernel_instructions
 from ferrule.engine.devices import Device
 from ferrule.engine.options import STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind
+from ferrule.engine.rank.cache.prefix import BLOCK
+from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.model import Blueprint, blueprint, restore_buffers
 from ferrule.engine.rank.step.assemble import Assembled
 from ferrule.engine.rank.step.describe import describe
@@ -22,6 +24,21 @@ from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.fabric import Group
 
 OK = STATUS["OK"]
+
+
+class ProgramBlocks:
+    """`BlockStore` of a native program, whose sequences share pages."""
+
+    def __init__(self, program: Program) -> None:
+        self.block_bytes = program.block_bytes
+        assert self.block_bytes == BLOCK * program.bytes_per_token
+        self.release, self.keep, self.drop = program.release, program.keep, program.drop
+        self.read_block, self.write_block = program.read_block, program.write_block
+        self._program = program
+
+    def adopt(self, sequence: int, blocks: list[int], known: int) -> None:
+        """See `BlockStore.adopt`."""
+        self._program.adopt(sequence, blocks)
 
 
 class StepRunner:
@@ -56,11 +73,11 @@ class StepRunner:
         self.weight_bytes = weights.bytes
         self.assembled = Assembled(self.description, weights, buffers, built.dtype, stage, options.threads)
         self.program = self.assembled.program
+        self.shared = SharedBlocks(ProgramBlocks(self.program))
 
     def run(self, batch: Batch) -> Tensor | None:
         """See `Runner.run`."""
-        for identity in batch.released:
-            self.program.release(identity)
+        self.shared.prepare(batch)
         if not batch.spans:
             return None
         embeds = batch.kind is Kind.EMBED and self.shard.has_head
@@ -92,6 +109,15 @@ class StepRunner:
     def state_bytes(self, sequence: int) -> int:
         """See `Runner.state_bytes`."""
         return 0
+
+    def unshared(self, sequence: int) -> str | None:
+        """See `Runner.unshared`."""
+        return None
+
+    @property
+    def copies_blocks(self) -> bool:
+        """See `Runner.copies_blocks`."""
+        return False
 
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""

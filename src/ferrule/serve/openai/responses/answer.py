@@ -99,7 +99,8 @@ def answer_response(service: Service, body: ResponsesRequest, context: Context, 
 def _prepare(service: Service, body: ResponsesRequest, items: Sequence[Item], tools: Offered) -> PreparedChat:
     def chat_of(some: Sequence[Item]) -> PreparedChat:
         try:
-            return prepare_chat(service, ChatRequest.model_validate(_chat(body, some, tools)))
+            chat = ChatRequest.model_validate(_chat(body, some, tools))
+            return prepare_chat(service, chat, pieces=bool(body.stream), texts=tools.texts)
         except ValidationError as error:
             raise validation_error(error.errors()) from None
         except RequestError as error:

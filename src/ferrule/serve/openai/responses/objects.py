@@ -76,8 +76,6 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct, frozen=True):
-    """Nothing is cached from one request to the next."""
-
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
@@ -96,7 +94,11 @@ class ResponseUsage(msgspec.Struct):
 
 def response_usage(counts: Counts) -> ResponseUsage:
     return ResponseUsage(
-        counts.prompt, counts.completion, counts.prompt + counts.completion, OutputDetails(counts.reasoning)
+        counts.prompt,
+        counts.completion,
+        counts.prompt + counts.completion,
+        OutputDetails(counts.reasoning),
+        InputDetails(counts.cached),
     )
 
 

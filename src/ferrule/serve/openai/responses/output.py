@@ -20,8 +20,8 @@ from ferrule.serve.openai.responses.objects import (
     ReasoningItem,
     TopLogprob,
 )
-from ferrule.serve.openai.responses.tools import Offered, free_text
-from ferrule.serve.tools.parts import Call, Part, Reasoning, Text
+from ferrule.serve.openai.responses.tools import Offered, begun_text, call_status, free_text
+from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Text
 
 
 class Output:
@@ -33,7 +33,7 @@ class Output:
     def __init__(self, offered: Offered, tell: Callable[[Event], None], *, summary: bool, logprobs: bool) -> None:
         self.items: list[OutputItem] = []
         self._offered, self._tell, self._summary, self._wants_logprobs = offered, tell, summary, logprobs
-        self._open: MessageItem | ReasoningItem | None = None
+        self._open: OutputItem | None = None
         self._text: list[str] = []
         self._logprobs: list[Logprob] = []
 
@@ -52,22 +52,34 @@ class Output:
         if item is None:
             return
         text, self._text = "".join(self._text), []
-        if isinstance(item, MessageItem):
-            part = item.content[0] = OutputText(text, self._logprobs)
-            self._tell_of("response.output_text.done", item, Event("", text=text, logprobs=self._logprobs))
-            self._tell_of("response.content_part.done", item, Event("", part=part))
-        else:
-            plain = PlainText(text, "summary_text" if self._summary else "reasoning_text")
-            kind = "reasoning_summary" if self._summary else "reasoning"
-            if self._summary:
-                item.summary = [plain]
-            else:
-                item.content = [plain]
-            self._tell_of(f"response.{kind}_text.done", item, Event("", text=text))
-            part_done = "response.reasoning_summary_part.done" if self._summary else "response.content_part.done"
-            self._tell_of(part_done, item, Event("", part=plain))
         item.status = status
+        match item:
+            case MessageItem():
+                part = item.content[0] = OutputText(text, self._logprobs)
+                self._tell_of("response.output_text.done", item, Event("", text=text, logprobs=self._logprobs))
+                self._tell_of("response.content_part.done", item, Event("", part=part))
+            case ReasoningItem():
+                self._end_reasoning(item, text)
+            case FunctionCallItem():
+                item.arguments, item.status = text, call_status(text)
+                done = Event("", arguments=text, name=item.name)
+                self._tell_of("response.function_call_arguments.done", item, done)
+            case CustomCallItem():
+                item.status = call_status(text)
+                self._say_input(item, free_text(text))
+                self._tell_of("response.custom_tool_call_input.done", item, Event("", input=item.input))
         self._tell_item("response.output_item.done", item)
+
+    def _end_reasoning(self, item: ReasoningItem, text: str) -> None:
+        plain = PlainText(text, "summary_text" if self._summary else "reasoning_text")
+        kind = "reasoning_summary" if self._summary else "reasoning"
+        if self._summary:
+            item.summary = [plain]
+        else:
+            item.content = [plain]
+        self._tell_of(f"response.{kind}_text.done", item, Event("", text=text))
+        part_done = "response.reasoning_summary_part.done" if self._summary else "response.content_part.done"
+        self._tell_of(part_done, item, Event("", part=plain))
 
     def _say(self, text: str, logprobs: list[Logprob]) -> None:
         item = self._open
@@ -95,25 +107,32 @@ class Output:
         self._tell_of(f"response.{kind}_text.delta", item, Event("", delta=text))
 
     def _call(self, call: Call) -> None:
-        self.close()
-        origin = self._offered.origin(call.name)
-        call_id, space = call.id or new_id("call"), origin.namespace or UNSET
-        if origin.custom:
-            text = free_text(call.arguments)
-            custom = CustomCallItem(new_id("ctc"), "in_progress", call_id, origin.name, "", space)
-            self._begin(custom)
-            self._tell_of("response.custom_tool_call_input.delta", custom, Event("", delta=text))
-            self._tell_of("response.custom_tool_call_input.done", custom, Event("", input=text))
-            custom.input, custom.status = text, "completed"
-        else:
-            text = call.arguments
-            function = FunctionCallItem(new_id("fc"), "in_progress", call_id, origin.name, "", space)
-            self._begin(function)
-            self._tell_of("response.function_call_arguments.delta", function, Event("", delta=text))
-            done = Event("", arguments=text, name=origin.name)
-            self._tell_of("response.function_call_arguments.done", function, done)
-            function.arguments, function.status = text, "completed"
-        self._tell_item("response.output_item.done", self.items[-1])
+        """A whole call, or a piece of one, which has either its name or arguments."""
+        if call.name:
+            self.close()
+            origin = self._offered.origin(call.name)
+            call_id, space = call.id or new_id("call"), origin.namespace or UNSET
+            if origin.custom:
+                item: OutputItem = CustomCallItem(new_id("ctc"), "in_progress", call_id, origin.name, "", space)
+            else:
+                item = FunctionCallItem(new_id("fc"), "in_progress", call_id, origin.name, "", space)
+            self._open = item
+            self._begin(item)
+        if call.arguments:
+            self._text.append(call.arguments)
+            if isinstance(self._open, FunctionCallItem):
+                told = Event("", delta=call.arguments)
+                self._tell_of("response.function_call_arguments.delta", self._open, told)
+            elif isinstance(self._open, CustomCallItem) and isinstance(call, CallPiece):
+                self._say_input(self._open, begun_text("".join(self._text)))
+        if not isinstance(call, CallPiece):
+            self.close()
+
+    def _say_input(self, item: CustomCallItem, text: str) -> None:
+        """Tell what ``text``, all of the input so far, has more than before."""
+        delta, item.input = text[len(item.input) :], text
+        if delta:
+            self._tell_of("response.custom_tool_call_input.delta", item, Event("", delta=delta))
 
     def _begin(self, item: OutputItem) -> None:
         self.items.append(item)

@@ -27,8 +27,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
     responses = Responses()
 
     def owner() -> str:
-        """Each key's responses are its own; without keys there is one owner."""
-        return current_exchange().caller.name or ""
+        """Each key's responses are its own, whoever has its name later; without keys there is one owner."""
+        return current_exchange().caller.identity
 
     async def read(body: ResponsesRequest, request: Request, *, count: bool) -> Response:
         service = await (models.known(body.model) if count else models.service(body.model))
@@ -40,7 +40,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
                 return respond(InputTokens(read_request(service, body, context, own).chat.prompt_tokens))
             return answer_response(service, body, context, own)
 
-        slow = bool(context.before) or bool(body.text and body.text.format) or body.truncation == "auto"
+        grammar = bool(body.tools) or bool(body.text and body.text.format)
+        slow = bool(context.before) or grammar or body.truncation == "auto"
         return await prepared(service, request, made, slow=slow)
 
     @app.post("/v1/responses", responses=described(*OF_BODIES, ok=ResponseBody, stream=Form.media_type))

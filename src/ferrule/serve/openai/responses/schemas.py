@@ -7,26 +7,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from ferrule.errors import RequestError
-from ferrule.serve.openai.schemas import MAX_TOP_LOGPROBS, TokenLimit, Whole, unsupported
+from ferrule.serve.openai.schemas import MAX_TOP_LOGPROBS, SamplingRequest, TokenLimit, Whole, unsupported
 from ferrule.serve.tools.messages import Body, Clean, clean_text
 
 MAX_ITEMS: Final = 10_000
 LOGPROBS: Final = "message.output_text.logprobs"
 """What `include` may name and is there; the rest belongs to tools of OpenAI's own, or is there anyway."""
-PASSED: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "chat_template_kwargs",
-    "parallel_tool_calls",
-)
+PASSED: Final = (*SamplingRequest.model_fields, "chat_template_kwargs", "parallel_tool_calls")
 """Fields that a chat has, too, by the same name."""
 
 
@@ -57,9 +44,7 @@ class ReasoningConfig(Body):
         return self.summary is not None or self.generate_summary is not None
 
 
-class ResponsesRequest(Body):
-    """None means that the model's own default holds."""
-
+class ResponsesRequest(SamplingRequest):
     model: str | None = None
     input: Items = Field(default_factory=list)
     instructions: Clean = None
@@ -70,8 +55,6 @@ class ResponsesRequest(Body):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: TokenLimit = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
@@ -85,15 +68,7 @@ class ResponsesRequest(Body):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    seed: Any = None
-    stop: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    chat_template_kwargs: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def wants_logprobs(self) -> bool:

@@ -48,7 +48,8 @@ class Kept:
     @classmethod
     def new(cls, owner: str, body: ResponseBody, before: tuple[Segment, ...], given: Sequence[Item]) -> Kept:
         told = Segment((), len(msgspec.json.encode(body)))
-        return cls(owner, body, before, segment(given), segment(msgspec.to_builtins(body.output)), told)
+        made = [item for item in msgspec.to_builtins(body.output) if not _is_cut_call(item)]
+        return cls(owner, body, before, segment(given), segment(made), told)
 
     @property
     def history(self) -> tuple[Segment, ...]:
@@ -57,6 +58,11 @@ class Kept:
     @property
     def input(self) -> list[Item]:
         return [item for each in (*self.before, self.given) for item in each.items]
+
+
+def _is_cut_call(item: Item) -> bool:
+    """Whether ``item`` is a call whose arguments are no JSON, since its answer was cut: templates take objects."""
+    return (item["type"], item["status"]) == ("function_call", "incomplete")
 
 
 class Responses:

@@ -7,8 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic_core import from_json
+
+from ferrule.engine import Constraint
 from ferrule.errors import RequestError
 from ferrule.serve.openai.schemas import unsupported
+from ferrule.serve.structured.chats import TextTool
+from ferrule.serve.structured.grammars import encodable
 
 Tool = Mapping[str, Any]
 
@@ -16,12 +21,8 @@ LEFT_OUT: Final = ("web_search", "image_generation")
 """Beginnings of types of tools that run at OpenAI and that agents offer beside their own, whether they are there or
 not: Codex offers a search unless it is told not to. Left to the model (``auto``), not to call one is an answer, too."""
 JOINED: Final = "__"
-FREE_TEXT: Final = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
+INPUT: Final = "input"
+FREE_TEXT: Final = TextTool(INPUT).schema
 """Parameters by which a model, which can write only JSON, is asked for a custom tool's free text."""
 
 
@@ -36,10 +37,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Offered:
-    """``shown``: tools as a chat has them. ``origins``: by the names there. ``told``: the request's own, without those
-    that are left out. ``choice``: ``tool_choice`` of the chat."""
+    """``shown``: tools as a chat has them. ``texts``: those that are custom, ``origins``: all, by the names there.
+    ``told``: the request's own, without those that are left out. ``choice``: ``tool_choice`` of the chat."""
 
     shown: Sequence[dict[str, Any]] = ()
+    texts: Mapping[str, TextTool] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)
     told: Sequence[Tool] = ()
     choice: str | dict[str, Any] | None = None
@@ -63,18 +65,21 @@ def offered(tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None
         raise unsupported("tools", f"{kind} runs at OpenAI and is not there; offer a function that your program runs")
     shown: list[dict[str, Any]] = []
     origins: dict[str, Origin] = {}
+    texts: dict[str, TextTool] = {}
     for each, origin in _flat(told):
         name = joined(origin.name, origin.namespace)
         if name in origins:
             raise RequestError(f"tools: there are two of the name {name!r}", param="tools", code="invalid_value")
         origins[name] = origin
+        if origin.custom:
+            texts[name] = TextTool(INPUT, *_grammar(each))
         shown.append({"type": "function", "function": _function(each, name, custom=origin.custom)})
     allowed, wanted = _choice(choice, origins)
     if allowed is not None:
         shown = [each for each in shown if each["function"]["name"] in allowed]
     if wanted == "required" and not shown:
         raise _wrong("it is required, but no tool may be called")
-    return Offered(shown, origins, told, wanted if shown else None)
+    return Offered(shown, texts, origins, told, wanted if shown else None)
 
 
 def _is_left_out(tool: Tool, at: int) -> bool:
@@ -117,8 +122,24 @@ def _function(tool: Tool, name: str, *, custom: bool) -> dict[str, Any]:
     return {"name": name} | {each: tool[each] for each in fields if tool.get(each) is not None}
 
 
+def _grammar(tool: Tool) -> tuple[Constraint | None, str]:
+    """Grammar of a custom tool's text, and the field that has it. Raises `RequestError` for one that is none."""
+    form, place = tool.get("format"), f"tools[{tool['name']}].format"
+    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+        return None, place
+    if not isinstance(form, Mapping) or form.get("type") != "grammar":
+        raise RequestError(f"{place}: its type must be text or grammar", param=place, code="invalid_value")
+    syntax, source = form.get("syntax"), form.get("definition")
+    if syntax not in ("lark", "regex"):
+        raise RequestError(f"{place}.syntax: must be lark or regex", param=f"{place}.syntax", code="invalid_value")
+    place += ".definition"
+    if not isinstance(source, str) or not source:
+        raise RequestError(f"{place}: must be a text that is not empty", param=place, code="invalid_value")
+    return Constraint(syntax, encodable(source, place)), place
+
+
 def _custom_description(tool: Tool) -> str:
-    """With the format of its text, which the model is told of but not held to."""
+    """With the format of its text, which a model is to know before it is held to it."""
     text = str(tool.get("description") or "")
     form = tool.get("format")
     if isinstance(form, Mapping) and form.get("type") == "grammar":
@@ -164,7 +185,23 @@ def _wrong(why: str) -> RequestError:
 
 def free_text(arguments: str) -> str:
     """The text of a call of a custom tool, whose ``arguments`` the model wrote as `FREE_TEXT` says, or else."""
+    if call_status(arguments) == "incomplete":
+        return begun_text(arguments)
     given = json.loads(arguments)
     if isinstance(given, dict) and isinstance(given.get("input"), str) and len(given) == 1:
         return str(given["input"])
     return arguments
+
+
+def begun_text(arguments: str) -> str:
+    """The same of ``arguments`` that are still being written, under a grammar which leaves no other form."""
+    return str(from_json(arguments, allow_partial="trailing-strings").get("input", ""))
+
+
+def call_status(arguments: str) -> str:
+    """Whether ``arguments`` are all of an object: one whose answer was cut within them is no call yet."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return "incomplete"
+    return "completed"

@@ -11,8 +11,8 @@ from ferrule.engine.grammar import around
 from ferrule.serve.tools import harmony
 from ferrule.serve.tools.families import FORMATS, HARMONY, Dialect
 from ferrule.serve.tools.grammar.calls import Schemas, Shape, shape_of
-from ferrule.serve.tools.grammar.lark import ANY, Lark, either, quoted
-from ferrule.serve.tools.grammar.values import UnconstrainableError, as_json, checked
+from ferrule.serve.tools.grammar.lark import ANY, Lark, UnconstrainableError, either, quoted
+from ferrule.serve.tools.grammar.values import as_json, checked
 
 INNER: Final = "answer"
 """Name of the grammar that a request gives, within that of the whole answer."""
@@ -69,7 +69,7 @@ def constraint_of(lark: Lark, sought: Sought, dialect: Dialect, template: str, p
             return None
         body = _answer(lark, sought, reasons, dialect, template)
     source = lark.source(body)
-    return Constraint("lark", source) if sought.constraint is None else around(source, INNER, sought.constraint)
+    return around(source, lark.grammars | ({} if sought.constraint is None else {INNER: sought.constraint}))
 
 
 def _answer(lark: Lark, sought: Sought, reasons: Reasons, dialect: Dialect, template: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ferrule.serve.tools.grammar.lark import ANY, Lark, either, quoted
-from ferrule.serve.tools.grammar.values import Arguments, Pairs, as_json, checked, keywords
+from ferrule.serve.tools.grammar.values import Arguments, Pairs, Schema, as_json, checked, keywords
 
-Schemas = Mapping[str, Mapping[str, Any] | None]
-"""Schema of the arguments of each tool by name; None where they may be any object."""
+Schemas = Mapping[str, Schema]
+"""Schema of the arguments of each tool by name."""
 BAR: Final = "｜"
 
 

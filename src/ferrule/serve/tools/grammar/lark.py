@@ -10,8 +10,14 @@ import json
 import re
 from collections.abc import Collection, Mapping
 
+from ferrule.engine import Constraint
+
 ANY = "/(?s:.*)/"
 """Terminal of any text, also none."""
+
+
+class UnconstrainableError(ValueError):
+    """A schema or grammar that arguments cannot be held to in a model's format."""
 
 
 class Lark:
@@ -23,6 +29,8 @@ class Lark:
         self._marks = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
+        self.grammars: dict[str, Constraint] = {}
+        """Those that `grammar` refers to, by name."""
 
     def source(self, start: str) -> str:
         """All of it, for answers that follow the rule's body ``start``."""
@@ -34,6 +42,12 @@ class Lark:
 
     def terminal(self, body: str) -> str:
         return self._named(f": {body}", "T")
+
+    def grammar(self, source: str) -> str:
+        """What another Lark grammar allows, whose rules have names of their own."""
+        name = f"own{len(self.grammars)}"
+        self.grammars[name] = Constraint("lark", source)
+        return f"@{name}"
 
     def literal(self, text: str) -> str:
         """``text`` to the letter. Empty text is no piece."""
@@ -49,6 +63,10 @@ class Lark:
         plain = self.terminal(self.texts(without, beside))
         tokens = [self._token(mark) for mark in allowed if self.is_special(mark)]
         return self.rule(f"({' | '.join((plain, *tokens))})*") if tokens else plain
+
+    def bounds(self, mark: str) -> bool:
+        """Whether ``mark`` begins with a token of its own, which no text before it can have taken."""
+        return self._pieces(mark)[0][1]
 
     def until(self, mark: str, *, of: str = "", without: Collection[str] = ()) -> str:
         """Text, and the first ``mark`` after it. ``of``: a terminal's body that the text must match."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any, Final
 
 from ferrule.engine.grammar import json_rule
 from ferrule.serve.tools.arguments import kinds_of
-from ferrule.serve.tools.grammar.lark import ANY, Lark, either, quoted
+from ferrule.serve.tools.grammar.in_json import lark_in_json, runs_over_lines
+from ferrule.serve.tools.grammar.lark import ANY, Lark, UnconstrainableError, either, quoted
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _SHARED: Final = ("$defs", "definitions")
@@ -38,8 +40,16 @@ _FORMATS: Final = {
 than its format, but for the days of a month."""
 
 
-class UnconstrainableError(ValueError):
-    """A schema whose arguments this format cannot be held to."""
+@dataclass(frozen=True)
+class Written:
+    """Arguments that are one text, ``name``, which follows the Lark grammar ``source``."""
+
+    name: str
+    source: str
+
+
+Schema = Mapping[str, Any] | Written | None
+"""Of a call's arguments; None where they may be any object."""
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
@@ -111,8 +121,9 @@ class Pairs:
     spells: tuple[str, ...]
     trims: bool = False
 
-    def rules(self, lark: Lark, schema: Mapping[str, Any] | None) -> str:
-        """``schema``: None for any parameters."""
+    def rules(self, lark: Lark, schema: Schema) -> str:
+        if isinstance(schema, Written):
+            return self._written(lark, schema)
         if schema is None:
             key = f"{lark.literal(self.opens)} {lark.terminal(f'/{NAME.pattern}/')} {lark.literal(self.named[0])}"
             return f"({key} {self._text(lark, ANY)})*"
@@ -121,6 +132,20 @@ class Pairs:
             body = self._pair(lark, checked(name), own)
             made.append(body if needed else f"({body})?")
         return " ".join(made)
+
+    def _written(self, lark: Lark, schema: Written) -> str:
+        """The text, and the mark behind it. Terminals take as much as they can: none may take the mark's beginning."""
+        bounded = lark.bounds(self.closes)
+        if not bounded and not (self.closes.startswith("\n") or self.trims):
+            raise UnconstrainableError("a grammar of a text is not possible in this model's format")
+        if not bounded and runs_over_lines(schema.source):
+            raise UnconstrainableError(
+                "a terminal that matches both '<' and ends of lines is not possible in this model's format, where a "
+                "tag on its own line ends the text"
+            )
+        begin = lark.literal(self.opens + checked(schema.name) + self.named[0])
+        line = "" if bounded else '"\\n"?'
+        return f"{begin} {lark.grammar(schema.source)} {line} {lark.literal(self.closes.removeprefix(chr(10)))}"
 
     def _pair(self, lark: Lark, name: str, schema: Any) -> str:
         text = string_of(schema)
@@ -142,8 +167,10 @@ class Pairs:
         return lark.until(self.closes, of=body, without=(self.closes.strip(), *self.spells))
 
 
-def keywords(lark: Lark, schema: Mapping[str, Any] | None) -> str:
+def keywords(lark: Lark, schema: Schema) -> str:
     """Arguments as Python writes them, ``key=value, …``; literals of JSON are read there, too."""
+    if isinstance(schema, Written):
+        return f"{quoted(f'{schema.name}=')} {_string(lark, schema)}"
     if schema is None:
         pair = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {json_rule({})}'
         return f'({pair} (", " {pair})*)?'
@@ -181,8 +208,17 @@ def checked(name: str) -> str:
     return name
 
 
-Arguments = Callable[[Lark, Mapping[str, Any] | None], str]
+def _string(lark: Lark, schema: Written) -> str:
+    """The text as a string of JSON."""
+    mark = quoted('"')
+    return f"{mark} {lark.grammar(lark_in_json(schema.source))} {mark}"
 
 
-def as_json(_: Lark, schema: Mapping[str, Any] | None) -> str:
+Arguments = Callable[[Lark, Schema], str]
+
+
+def as_json(lark: Lark, schema: Schema) -> str:
+    if isinstance(schema, Written):
+        key = quoted("{" + json.dumps(schema.name) + ":")
+        return f'{key} " "? {_string(lark, schema)} {quoted("}")}'
     return json_rule({"type": "object"} if schema is None else schema)

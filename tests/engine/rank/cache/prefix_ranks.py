@@ -1,0 +1,133 @@
+"""Ranks as threads, with the driver that a server has: what they answer, and what of prompts they did not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from in_threads import on_all, thread_groups
+from test_parity import plan_for
+
+from ferrule.engine.devices import Device, open_device
+from ferrule.engine.messages import Add, Cancel, Tokens
+from ferrule.engine.options import Adapter, RankOptions
+from ferrule.engine.rank.cache.shared import open_index
+from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.rank.warm_up import Trial, warm_up
+from ferrule.engine.rank.worker import Driver, follow
+from ferrule.engine.types import SamplingParams
+from ferrule.errors import FabricError
+from ferrule.fabric import Group
+
+CONTEXT, VOCABULARY = 256, 131
+Turn = Sequence[Add | Cancel]
+
+
+class Answers(NamedTuple):
+    """By request: its ``tokens``, and how many of its prompt were ``cached``. ``computed``: tokens of all batches.
+    ``driver``: as it was at the end."""
+
+    tokens: dict[int, list[int]]
+    cached: dict[int, int]
+    computed: int
+    driver: Driver
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    drawn = torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
+    return tuple(drawn.tolist())
+
+
+def add(identity: int, prompt: tuple[int, ...], made: tuple[int, ...] = (), **params: Any) -> Add:
+    given = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, **params}
+    return Add(identity, prompt, made, SamplingParams(**given))
+
+
+def answers(
+    directory: Path,
+    *turns: Turn,
+    split: tuple[int, int] = (1, 1),
+    runner: type[StepRunner | TorchRunner] = StepRunner,
+    device: Callable[[], Device] = lambda: open_device("cpu", 1),
+    cache_tokens: int | None = None,
+    adapters: tuple[Adapter, ...] = (),
+    batch_tokens: int = 64,
+    short: int | None = None,
+    **options: Any,
+) -> Answers:
+    """What ranks say to ``turns``, each of which comes when the requests of the one before have ended. Cancellations
+    come five steps after what is before them in their turn."""
+    plan = plan_for(directory, *split)
+    given = RankOptions(str(directory), "float32", plan, 1, CONTEXT, 4, batch_tokens, (), adapters=adapters, **options)
+    groups, stages = thread_groups(plan.world_size), [thread_groups(split[0]) for _ in range(split[1])]
+
+    def body(world: Group) -> Answers | None:
+        shard = plan.shards[world.rank]
+        one: Any = runner(given, world, stages[shard.stage][shard.part], device())
+        trial = warm_up(one)
+        shared = one.shared if trial.unshared is None else None
+        prefixes = open_index(world, given, shared, one.dtype, copies=trial.copies)
+        try:
+            if world.rank != plan.driver:
+                with suppress(FabricError):
+                    follow(one)
+                return None
+            trial = replace(trial, cache_tokens=cache_tokens or trial.cache_tokens)
+            return _drive(given, one, trial, turns, short, prefixes)
+        finally:
+            world.close()
+            if shared is not None and shared.files is not None:
+                shared.files.close()
+
+    results = on_all(groups, body)
+    for group in (group for stage in stages for group in stage):
+        group.close()
+    (found,) = [each for each in results if each is not None]
+    return found
+
+
+def _drive(
+    options: RankOptions, runner: Any, trial: Trial, turns: Sequence[Turn], short: int | None, prefixes: Any
+) -> Answers:
+    orders: list[Any] = []
+    events: list[Any] = []
+
+    def taken(_: float) -> list[Any]:
+        found = orders[:]
+        orders.clear()
+        return found
+
+    control: Any = SimpleNamespace(orders=taken, send=events.append)
+    driver = Driver(options, runner, control, trial, VOCABULARY, short, prefixes)
+    computed = 0
+    run = runner.run
+
+    def counted(batch: Any) -> Any:
+        nonlocal computed
+        computed += len(batch.tokens)
+        return run(batch)
+
+    runner.run = counted
+    for turn in turns:
+        for order in turn:
+            for _ in range(5 * isinstance(order, Cancel)):
+                driver.step()
+            orders.append(order)
+        driver.step()
+        while driver.scheduler.by_identity or driver.under_way:
+            driver.step()
+    driver.step()  # idle: the others are told what has ended
+    tokens: dict[int, list[int]] = {}
+    cached: dict[int, int] = {}
+    for event in events:
+        for new in event.tokens if isinstance(event, Tokens) else ():
+            tokens.setdefault(new.id, []).append(new.token)
+            if new.cached is not None:
+                cached[new.id] = new.cached
+    return Answers(tokens, cached, computed, driver)
