@@ -103,7 +103,7 @@ def test_images_arrive_whole_or_not_at_all() -> None:
     incoming.take(Attach(7, b"more"))
     incoming.drop(7)
     for broken in (Incoming(None), incoming):
-        with pytest.raises(EngineError, match="takes text only|cannot be read"):
+        with pytest.raises(EngineError, match=r"takes text only|cannot be read"):
             broken.sights(order)
-    with pytest.raises(EngineError, match="image that it cannot read .* same version"):
+    with pytest.raises(EngineError, match=r"image that it cannot read .* same version"):
         unpacked(packed(one.features)[:-1])
