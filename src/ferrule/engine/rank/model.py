@@ -29,7 +29,6 @@ from ferrule.engine.rank.adapters.lora import Adapters
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
-from ferrule.engine.rank.parts import base_name, drop_tower
 from ferrule.engine.rank.special_attention import (
     compressed,
     indexer,
@@ -39,6 +38,7 @@ from ferrule.engine.rank.special_attention import (
     temperature,
 )
 from ferrule.engine.rank.tensor_parallel import TensorParallel
+from ferrule.engine.rank.vision.parts import base_name, drop_tower
 from ferrule.engine.source import HEAD, read_config, read_seeing, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.formats.packed import Packed, PackedStack

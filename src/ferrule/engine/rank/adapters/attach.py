@@ -15,8 +15,8 @@ from ferrule.engine.devices import Device
 from ferrule.engine.options import Adapter
 from ferrule.engine.rank.adapters.lora import Adapters, Lora
 from ferrule.engine.rank.layers import multiplies
-from ferrule.engine.rank.parts import tower_of
 from ferrule.engine.rank.recurrent import is_mixer
+from ferrule.engine.rank.vision.parts import tower_of
 from ferrule.engine.weights.loading import recipes
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
