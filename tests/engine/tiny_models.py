@@ -204,6 +204,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 
 SEEING: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": {},
+    "qwen2_vl_text": {},
     "qwen3_vl_text": {},
     "qwen3_vl_moe_text": {**EXPERTS, "num_experts": 6},
 }

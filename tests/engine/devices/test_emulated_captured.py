@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import seeing_models
 import torch
 from on_devices import make_runners, prompt
 from plugged import plug_in
@@ -289,3 +291,24 @@ def test_a_device_that_is_lost_or_full_in_a_captured_step(tmp_path: Path) -> Non
         assert (runner.device.download(logits) - expected[4][:2]).abs().max() < 1e-4
         for span in step.spans:
             runner.model.cache.sequences[span.sequence].length -= 1
+
+
+@pytest.mark.slow
+def test_positions_by_axis_are_captured(tmp_path: Path) -> None:
+    """As of answers about images, which go on at other positions than their places."""
+    machines()
+    directory = seeing_models.make("qwen3_vl", tmp_path)
+
+    def axes(batch: Batch) -> tuple[int, ...]:
+        places = [(span, span.seen + index) for span in batch.spans for index in range(span.tokens)]
+        turned = [[place - 2 + axis * (span.tokens > 1) for span, place in places] for axis in range(3)]
+        return tuple(each for axis in turned for each in axis)
+
+    given = [msgspec.structs.replace(batch, axes=axes(batch)) for batch in answers()]
+    plan, runners = plan_of(directory, pipeline=2), list[TorchRunner]()
+    found = answered(directory, plan, given, True, runners=runners)
+    assert all(runner.captured is not None and runner.captured.steps for runner in runners)
+    expected, plain = (answered(directory, plan, batches, False) for batches in (given, answers()))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 1e-4
+    assert (expected[-1] - plain[-1]).abs().max() > 1e-3

@@ -42,6 +42,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 128,
         "video_token_id": 129,
     },
+    "qwen2_vl": {
+        "text_config": {**_TEXT, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 4, "hidden_size": 64, "mlp_ratio": 2,
+        },
+        "vision_start_token_id": 127,
+        "vision_end_token_id": 128,
+        "video_token_id": 129,
+    },
     "qwen3_vl": {
         "text_config": {**_TEXT, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
         "vision_config": {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
@@ -89,6 +98,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 _QWEN_IMAGES = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 1024})
 PROCESSORS = {
     "qwen2_5_vl": _QWEN_IMAGES,
+    "qwen2_vl": _QWEN_IMAGES,
     "qwen3_vl": _QWEN_IMAGES,
     "qwen3_vl_moe": _QWEN_IMAGES,
     "gemma3": Gemma3ImageProcessorPil(size={"height": 32, "width": 32}),
@@ -99,6 +109,7 @@ PROCESSORS = {
 _QWEN_TOKENS = {127: "<|vision_start|>", 128: "<|vision_end|>", IMAGE: "<|image_pad|>"}
 SPECIAL = {
     "qwen2_5_vl": _QWEN_TOKENS,
+    "qwen2_vl": _QWEN_TOKENS,
     "qwen3_vl": _QWEN_TOKENS,
     "qwen3_vl_moe": _QWEN_TOKENS,
     "gemma3": {124: "\n\n", 127: "<start_of_image>", 128: "<end_of_image>", IMAGE: "<image_soft_token>"},

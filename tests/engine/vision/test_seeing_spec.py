@@ -60,10 +60,7 @@ def test_the_language_model_has_what_only_the_whole_one_says(tmp_path: Path) -> 
 
 
 def test_others_are_refused_by_name(tmp_path: Path) -> None:
-    config = {"model_type": "qwen2_vl", "text_config": {}, "vision_config": {}}
+    config = {"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ModelError,
-        match="a multimodal qwen2_vl model; of those only gemma3, mistral3, qwen2_5_vl, qwen3_vl, qwen3_vl_moe are run",
-    ):
+    with pytest.raises(ModelError, match=r"a multimodal llava model; of those only gemma3, .*qwen3_vl_moe are run"):
         read_config(tmp_path)

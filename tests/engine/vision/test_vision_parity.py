@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from seeing_models import CONFIGS, IMAGE, image, make, prompt_of
 from thread_group import Shared, ThreadGroup, run_ranks
 from transformers import AutoModelForImageTextToText
 
 from ferrule.engine.devices import open_device
-from ferrule.engine.options import RankOptions
+from ferrule.engine.options import Adapter, RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.rank.torch_runner import TorchRunner
@@ -25,6 +26,7 @@ from ferrule.engine.rank.vision.incoming import features_of
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.types import ImagePrompt, SamplingParams
+from ferrule.errors import ModelError
 from ferrule.model import Share
 from ferrule.plan import Plan, make_plan
 
@@ -32,7 +34,11 @@ COUNT = 8
 
 
 def served(
-    directory: Path, plan: Plan, prompts: Mapping[int, ImagePrompt], limits: Limits
+    directory: Path,
+    plan: Plan,
+    prompts: Mapping[int, ImagePrompt],
+    limits: Limits,
+    adapters: tuple[Adapter, ...] = (),
 ) -> tuple[dict[int, list[int]], dict[int, torch.Tensor], int]:
     """Greedy answers on the ranks of ``plan``, the logits of their first tokens, and the number of batches."""
     stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
@@ -42,7 +48,7 @@ def served(
         shard = plan.shards[world.rank]
         everyone: Any = world
         stage: Any = ThreadGroup(shard.part, stages[shard.stage])
-        options = RankOptions(str(directory), "float32", plan, 1, 256, 4, 64, ())
+        options = RankOptions(str(directory), "float32", plan, 1, 256, 4, 64, (), adapters=adapters)
         runner = TorchRunner(options, everyone, stage, open_device("cpu", 1))
         share, vocabulary = Share.even(plan.tensor), describe(directory, read_config(directory))
         held = vocabulary.rank_bytes(
@@ -51,7 +57,7 @@ def served(
             first_layer=shard.first_layer,
             last_layer=shard.last_layer,
         )
-        assert runner.weight_bytes == held, "the planner counts what a rank holds"
+        assert adapters or runner.weight_bytes == held, "the planner counts what a rank holds"
         if world.rank == plan.driver:
             return drive(runner)
         while (batch := announced[world.rank].get(timeout=60)) is not None:
@@ -63,7 +69,8 @@ def served(
         assert seeing is not None
         for number, prompt in prompts.items():
             sights = seeing.sights(prompt.tokens, prompt.images) if prompt.images else None
-            scheduler.add(number, prompt.tokens, SamplingParams(max_tokens=COUNT, temperature=0.0), sights=sights)
+            params = SamplingParams(max_tokens=COUNT, temperature=0.0)
+            scheduler.add(number, prompt.tokens, params, sights=sights, adapter=len(adapters))
         answers: dict[int, list[int]] = {number: [] for number in prompts}
         first: dict[int, torch.Tensor] = {}
         batches = 0
@@ -84,10 +91,14 @@ def served(
     return next(found for found in run_ranks(plan.world_size, rank) if found is not None)
 
 
-def by_transformers(directory: Path, prompt: ImagePrompt, count: int = COUNT) -> tuple[list[int], torch.Tensor]:
+def by_transformers(
+    directory: Path, prompt: ImagePrompt, count: int = COUNT, adapter: Path | None = None
+) -> tuple[list[int], torch.Tensor]:
     """The greedy answer of transformers' own generation, and the logits of its first token."""
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter).eval()
     given: dict[str, Any] = {}
     for name in prompt.images[0].features if prompt.images else ():
         kinds = [each.features[name] for each in prompt.images]
@@ -105,7 +116,7 @@ def by_transformers(directory: Path, prompt: ImagePrompt, count: int = COUNT) ->
         told = "mm_token_type_ids" if "image_grid_thw" in given else "token_type_ids"
         given[told] = (ids == IMAGE).int()
     found = model.generate(
-        ids, **given, max_new_tokens=count, do_sample=False, output_logits=True, return_dict_in_generate=True
+        input_ids=ids, **given, max_new_tokens=count, do_sample=False, output_logits=True, return_dict_in_generate=True
     )
     return found.sequences[0, ids.shape[1] :].tolist(), found.logits[0][0]
 
@@ -156,3 +167,25 @@ def test_images_are_answered_as_by_transformers(name: str, tmp_path: Path) -> No
     check(tmp_path, [(1, 1)], [WHOLE, PIECES])
     check(tmp_path, [(2, 1), (1, 2)], [PIECES])
     check(tmp_path, [(2, 2)], [CROWDED])
+
+
+@pytest.mark.slow
+def test_adapters_change_the_language_model_and_not_what_sees(tmp_path: Path) -> None:
+    directory = make("qwen3_vl", tmp_path / "base")
+    plan = make_plan(describe(directory, read_config(directory)), tensor=2)
+    for name, targets in (("language", r".*language_model.*(q_proj|down_proj)"), ("seeing", r".*visual.*qkv")):
+        base = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+        tuned = get_peft_model(base, LoraConfig(r=4, lora_alpha=12, target_modules=targets))
+        for key, parameter in tuned.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(parameter, std=0.1)
+        tuned.save_pretrained(tmp_path / name)
+    prompts = {number: prompt for number, prompt in prompts_of(directory).items() if number != 2}
+    answers, logits, _ = served(directory, plan, prompts, PIECES, (Adapter("tuned", str(tmp_path / "language")),))
+    for number, prompt in prompts.items():
+        tokens, first = by_transformers(directory, prompt, adapter=tmp_path / "language")
+        assert (logits[number] - first).abs().max() < 1e-4
+        assert (first - by_transformers(directory, prompt)[1]).abs().max() > 0.1
+        assert answers[number] == tokens
+    with pytest.raises(ModelError, match=r"adapts model.visual.blocks.0.attn.qkv, a part of what sees"):
+        served(directory, plan, prompts, PIECES, (Adapter("tuned", str(tmp_path / "seeing")),))

@@ -1,6 +1,6 @@
 """Prompts of families that take images: what stands for an image in a rendered chat, and what its placeholders are.
 
-Of Gemma 3 (Gemma Team 2025), Mistral Small 3.1 (as Pixtral: Agrawal et al. 2024), Qwen2.5-VL and Qwen3-VL, as
+Of Gemma 3 (Gemma Team 2025), Mistral Small 3.1 (as Pixtral: Agrawal et al. 2024) and Qwen's from Qwen2-VL on, as
 transformers' processors write them.
 """
 
@@ -100,6 +100,7 @@ FAMILIES: dict[str, ImageFamily] = {
     "gemma3": ImageFamily(262_144, ("pixel_values",), _gemma, lambda told: {"do_pan_and_scan": False}),
     "mistral3": ImageFamily(10, ("pixel_values", "image_sizes"), _mistral, lambda told: {"patch_size": told.side}),
     "qwen2_5_vl": _QWEN,
+    "qwen2_vl": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
 }

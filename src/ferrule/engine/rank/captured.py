@@ -86,7 +86,7 @@ class CapturedSteps:
 
     def size(self, batch: Batch) -> Size | None:
         """That of ``batch``, where it is to be run so. It depends on the batch alone."""
-        if batch.kind is Kind.EMBED or batch.adapters or batch.axes:
+        if batch.kind is Kind.EMBED or batch.adapters:
             return None
         if any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
             return None
@@ -121,14 +121,14 @@ class CapturedSteps:
 
 
 class Step:
-    """The step of one size, and what it reads: ``inputs`` (tokens, positions, places, tables of pages) and what the
-    stage before has sent, ``hidden``, both at addresses that stay."""
+    """The step of one size, and what it reads: ``inputs`` (tokens, positions, rotary positions, places, tables of
+    pages) and what the stage before has sent, ``hidden``, both at addresses that stay."""
 
     def __init__(self, model: ShardedModel, stage: RankGroup, device: Device, graphs: Graphs, size: Size) -> None:
         copying: Any = device  # one that has graphs has memory of its own
         self._model, self._stage, self._size = model, stage, size
         self._device: CopyingDevice = copying
-        self.inputs = device.empty((size.rows * (3 + size.pages),), torch.long)
+        self.inputs = device.empty((size.rows * (4 + size.pages),), torch.long)
         self.hidden: Tensor | None = None
         if model.stage_input is not None:
             self.hidden = device.empty((1, size.rows, model.hidden_size), model.dtype)
@@ -144,14 +144,16 @@ class Step:
             cache.pool.reserve(cache, position + 1)
             places.append(cache.pages[position // PAGE] * PAGE + position % PAGE)
             table += cache.pages + [NOTHING] * (pages - len(cache.pages))
-        given = [*batch.tokens, *[0] * spare, *positions, *[0] * spare, *places, *[WASTE] * spare]
+        turned = batch.axes[: len(caches)] or positions  # of an answer's tokens all axes are equal
+        given = [*batch.tokens, *[0] * spare, *positions, *[0] * spare, *turned, *[0] * spare]
+        given += [*places, *[WASTE] * spare]
         values = torch.tensor(given + table + [NOTHING] * (spare * pages))
         self.inputs.copy_(self._device.pinned(tuple(values.shape), values.dtype).copy_(values), non_blocking=True)
 
     def forward(self) -> Tensor:
         """Start the work of the stage."""
         rows, pages = self._size
-        tokens, positions, places, table = torch.split(self.inputs, [rows, rows, rows, rows * pages])
+        tokens, positions, turned, places, table = torch.split(self.inputs, [rows, rows, rows, rows, rows * pages])
         cache = self._model.cache
         assert cache.pages is not None
         cache.rows = Rows(cache.pages, positions, places, table.view(rows, pages))
@@ -159,7 +161,7 @@ class Step:
         chosen = torch.arange(rows, device=positions.device)
         try:
             with torch.inference_mode(), self._scripted():
-                return self._model.forward(given, positions.unsqueeze(0), chosen)
+                return self._model.forward(given, turned.unsqueeze(0), chosen)
         finally:
             cache.rows = None
 

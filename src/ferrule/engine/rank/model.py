@@ -38,6 +38,7 @@ from ferrule.engine.rank.special_attention import (
     temperature,
 )
 from ferrule.engine.rank.tensor_parallel import TensorParallel
+from ferrule.engine.rank.vision.parts import base_name, drop_tower
 from ferrule.engine.source import HEAD, read_config, read_seeing, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.formats.packed import Packed, PackedStack
@@ -253,30 +254,6 @@ def _check_supported(model: Any) -> None:
         raise ModelError(f"{name} computes attention in its own way, which this engine does not run")
     if getattr(model, "_is_stateful", False):
         raise ModelError(f"{name} has layers that keep a state of their own (recurrent ones), which are not run here")
-
-
-def base_name(model: Any) -> str:
-    """The name of the module that holds the layers: Llama 4's text model calls it otherwise than its class says."""
-    prefix: str = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
-    return f"{prefix}.{LANGUAGE}" if hasattr(model.get_submodule(prefix), LANGUAGE) else prefix
-
-
-LANGUAGE = "language_model"
-"""Name of that part of a model that takes images."""
-
-
-def tower_of(model: Any) -> dict[str, nn.Module]:
-    """The modules of ``model`` that see, by name; none where it takes text only."""
-    prefix, _, language = base_name(model).rpartition(".")
-    if language != LANGUAGE or not prefix:
-        return {}
-    return {f"{prefix}.{name}": each for name, each in model.get_submodule(prefix).named_children() if name != LANGUAGE}
-
-
-def drop_tower(model: Any) -> None:
-    """Leave no memory to what sees."""
-    for name in tower_of(model):
-        model.set_submodule(name, PassThrough())
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:

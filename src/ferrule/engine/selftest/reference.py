@@ -17,8 +17,9 @@ from transformers import AttentionInterface
 from ferrule.engine.architectures import mask_chunks, mask_windows, streams_of
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.model import base_name, drop_tower, empty, restore_buffers, tied
+from ferrule.engine.rank.model import empty, restore_buffers, tied
 from ferrule.engine.rank.probe import output_of
+from ferrule.engine.rank.vision.parts import base_name, drop_tower
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
 from ferrule.engine.source import read_config, read_seeing

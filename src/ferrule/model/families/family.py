@@ -89,6 +89,7 @@ BIAS = "attention_bias"
 ONLY_EXPERTS = Cuts(attention=None, dense=False, shared=False)
 
 LLAMA = Family(query_bias=BIAS, output_bias=BIAS, mlp_bias="mlp_bias")
+QWEN2 = Family(query_bias=True, window="late")
 QWEN3 = Family(query_bias=BIAS, output_bias=BIAS, query_norm="head", window="late")
 QWEN3_VL = replace(QWEN3, window=None)
 GEMMA = Family(query_bias=BIAS, output_bias=BIAS, tied=True, defaults={"head_dim": 256})
@@ -157,9 +158,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "mistral": Family(window="all"),
     "mixtral": Family(window="all"),
-    "qwen2": Family(query_bias=True, window="late"),
+    "qwen2": QWEN2,
     "qwen2_moe": Family(query_bias="+qkv_bias", window="late", shared_gate=True, cuts=Cuts(shared=False)),
-    "qwen2_5_vl_text": Family(query_bias=True, window="late"),
+    "qwen2_5_vl_text": QWEN2,
+    "qwen2_vl_text": QWEN2,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3,
     "qwen3_vl_text": QWEN3_VL,
@@ -353,7 +355,7 @@ PROGRAMS = frozenset(
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """A ``model_type`` that transformers does not have -> that of the class which its ``auto_map`` only repeats."""
 
-SEEING = frozenset({"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+SEEING = frozenset({"gemma3", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"})
 """Families of models that take images, whose language models are families of the table above."""
 
 ANY = Family(tensor=False, stages=False)

@@ -16,6 +16,7 @@ from ferrule.engine.options import Adapter
 from ferrule.engine.rank.adapters.lora import Adapters, Lora
 from ferrule.engine.rank.layers import multiplies
 from ferrule.engine.rank.recurrent import is_mixer
+from ferrule.engine.rank.vision.parts import tower_of
 from ferrule.engine.weights.loading import recipes
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
@@ -78,6 +79,11 @@ def _layers(adapter: Adapter, whole: Any) -> dict[str, Pair]:
 def _check(adapter: str, pair: Pair, name: str, model: nn.Module, whole: Any) -> None:
     linear, held = whole.get_submodule(name), _held(model, name)
     parent = whole.get_submodule(name.rpartition(".")[0])
+    if name.startswith(tuple(f"{part}." for part in tower_of(whole))):
+        raise ModelError(
+            f"adapter {adapter!r}: {pair.a.name} adapts {name}, a part of what sees, which is not adapted here; adapt "
+            "the language model"
+        )
     if linear is whole.get_output_embeddings() or isinstance(linear, nn.Embedding):
         raise ModelError(
             f"adapter {adapter!r}: {pair.a.name} adapts {name}; embeddings and output layers are not adapted here"

@@ -147,5 +147,5 @@ def _text(position: int, count: int) -> NDArray[np.int64]:
 
 TOGETHER = frozenset({"gemma3"})
 """Families of whose images all tokens see each other."""
-BY_AXES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+BY_AXES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 """Families whose rotary positions have an axis each for an image's frames, rows and columns."""
