@@ -41,20 +41,20 @@ def with_others(known: Mapping[str, Kernels]) -> dict[str, Kernels]:
     return {**known, "": Kernels(*(math.exp(sum(those) / len(those)) for those in map(tuple, logs)))}
 
 
-APPLE, NVIDIA, AMD = 0.754, 0.508, 0.249
+APPLE, NVIDIA, AMD = 0.754, 0.507, 0.249
 """Arithmetic. AMD's stated peak needs two operations to be issued at once."""
-MLX_KERNELS = with_others({"apple": Kernels(1.06, 0.812, 3.44e-6, 5.89e-6, APPLE)})
+MLX_KERNELS = with_others({"apple": Kernels(1.06, 0.812, 3.45e-6, 5.88e-6, APPLE)})
 VLLM_KERNELS = with_others(
     {
-        "nvidia": Kernels(1.04, 0.803, 2.17e-6, 2.74e-6, NVIDIA),
-        "amd": Kernels(0.88, 0.78, 5.05e-6, 3.23e-6, AMD),
+        "nvidia": Kernels(1.04, 0.803, 2.22e-6, 2.83e-6, NVIDIA),
+        "amd": Kernels(0.91, 0.782, 13.4e-6, 3.08e-6, AMD),
     }
 )
 LLAMA_CPP_KERNELS = with_others(
     {
         "apple": Kernels(0.975, 0.8, 5.65e-6, 2.88e-6, APPLE),
         "nvidia": Kernels(1.05, 0.818, 2.44e-6, 1.6e-6, NVIDIA),
-        "amd": Kernels(1.04, 0.783, 3.29e-6, 2.99e-6, AMD),
+        "amd": Kernels(1.04, 0.783, 3.28e-6, 2.99e-6, AMD),
     }
 )
 EXO_GRPC_KERNELS = with_others({"apple": Kernels(0.94, 0.799, 4.51e-6, 2.99e-6, APPLE)})

@@ -53,6 +53,10 @@ STEPS_OF: dict[str, Prior] = {
 }
 AMD_ARITHMETIC = Prior(0.3, 0.3)
 """The peak that is stated needs two operations to be issued at once."""
+EAGER_LAUNCHES = Prior(1e-5, 0.5)
+"""Of vLLM on AMD: those who publish figures run it without captured graphs (kyuz0, amd-strix-halo-vllm-toolboxes:
+``enforce_eager``), so every operation is dispatched by Python. Chosen when the figures of MiniMax-M2.7 had been seen.
+"""
 SEQUENCE = Prior(2e-4, 0.8)
 COLLECTIVES: dict[str, Prior] = {
     # JACCL: 25 to 31 us from program to program where the wire takes 5.
@@ -146,6 +150,8 @@ def prior_of(name: Name) -> Prior:
     runtime, maker, field = name
     if field == "arithmetic" and maker == "amd":
         return AMD_ARITHMETIC
+    if name == ("vllm", "amd", "launch_seconds"):
+        return EAGER_LAUNCHES
     if field in KERNELS:
         return KERNELS[field]
     if field == "sequence_seconds":
