@@ -53,10 +53,6 @@ STEPS_OF: dict[str, Prior] = {
 }
 AMD_ARITHMETIC = Prior(0.3, 0.3)
 """The peak that is stated needs two operations to be issued at once."""
-EAGER_LAUNCHES = Prior(1e-5, 0.5)
-"""Of vLLM on AMD: those who publish figures run it without captured graphs (kyuz0, amd-strix-halo-vllm-toolboxes:
-``enforce_eager``), so every operation is dispatched by Python. Chosen when the figures of MiniMax-M2.7 had been seen.
-"""
 SEQUENCE = Prior(2e-4, 0.8)
 COLLECTIVES: dict[str, Prior] = {
     # JACCL: 25 to 31 us from program to program where the wire takes 5.
@@ -121,7 +117,9 @@ def _reference(runtime: Runtime, calls: float) -> Runtime:
     """All rates 1 and launches a second; ``calls``: seconds of every collective, message and expert."""
     return replace(
         runtime,
-        kernels={"": Kernels(1.0, 1.0, 1.0, calls, 1.0)},
+        kernels={
+            maker: Kernels(1.0, 1.0, 1.0, calls, 1.0, each.expert_bits) for maker, each in runtime.kernels.items()
+        },
         step_seconds=0.0,
         sequence_seconds=0.0,
         collective_seconds=calls,
@@ -150,8 +148,6 @@ def prior_of(name: Name) -> Prior:
     runtime, maker, field = name
     if field == "arithmetic" and maker == "amd":
         return AMD_ARITHMETIC
-    if name == ("vllm", "amd", "launch_seconds"):
-        return EAGER_LAUNCHES
     if field in KERNELS:
         return KERNELS[field]
     if field == "sequence_seconds":
