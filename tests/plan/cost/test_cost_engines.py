@@ -58,8 +58,17 @@ def test_kernels_are_those_of_the_devices_maker() -> None:
     assert seconds(alone(question.on(measured)), "weights") == pytest.approx(
         seconds(quick, "weights") * VLLM.kernels["nvidia"].reading
     )
-    mean = with_others({"x": Kernels(0.5, 1, 1e-6, 1e-6, 0.2), "y": Kernels(2, 1, 4e-6, 1e-6, 0.8)})[""]
-    assert astuple(mean) == pytest.approx((1, 1, 2e-6, 1e-6, 0.4))
+    mean = with_others({"x": Kernels(0.5, 1, 1e-6, 1e-6, 0.2), "y": Kernels(2, 1, 4e-6, 1e-6, 0.8, 16)})[""]
+    assert astuple(mean) == pytest.approx((1, 1, 2e-6, 1e-6, 0.4, 4))
+
+
+def test_experts_that_are_slow_to_unpack_take_as_long_as_larger_ones() -> None:
+    packed, plain = (read_model("qwen3-30b-a3b", weights=each) for each in ("gptq-int4", None))
+    ratios = {
+        maker: seconds(alone(ask(plain, maker=maker)), "weights") / seconds(alone(ask(packed, maker=maker)), "weights")
+        for maker in ("amd", "nvidia")
+    }
+    assert ratios["amd"] < 1.5 < 2.5 < ratios["nvidia"]
 
 
 def test_other_engines_exchange_two_sums_of_a_layer_and_cut_its_states() -> None:

@@ -117,7 +117,9 @@ def _reference(runtime: Runtime, calls: float) -> Runtime:
     """All rates 1 and launches a second; ``calls``: seconds of every collective, message and expert."""
     return replace(
         runtime,
-        kernels={"": Kernels(1.0, 1.0, 1.0, calls, 1.0)},
+        kernels={
+            maker: Kernels(1.0, 1.0, 1.0, calls, 1.0, each.expert_bits) for maker, each in runtime.kernels.items()
+        },
         step_seconds=0.0,
         sequence_seconds=0.0,
         collective_seconds=calls,

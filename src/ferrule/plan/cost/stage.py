@@ -55,28 +55,30 @@ class Seconds:
         return self.weights + self.cache + self.compute + self.launch + self.collective
 
 
-Loads = dict[tuple[int, Pass], dict[tuple[Share, float, bool], "_Load"]]
+Loads = dict[tuple[int, Pass], dict[tuple[Share, float, bool, float], "_Load"]]
 """By layer (its identity) and pass; by share, experts needed of it, and whether whole experts are given out."""
 _Own = tuple[float, float, float, float]
 """Seconds of one device without waiting for others: the first four of `Seconds`."""
 
 
 class _Pace(NamedTuple):
-    """Of a device: bytes of weights, bytes of caches and operations per second, seconds per operation and expert."""
+    """Of a device: bytes of weights, bytes of caches and operations per second, seconds per operation and expert, bits
+    that a routed parameter takes at least."""
 
     bandwidth: float
     attending: float
     rate: float
     launch_seconds: float
     expert_seconds: float
+    expert_bits: float
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str, runtime: Runtime) -> _Pace:
         kernels, rate, reading = runtime.kernels_of(device), device.flops_of(dtype), device.memory_bandwidth
         if not device.measured:
             rate, reading = rate * kernels.arithmetic, reading * kernels.reading
-        seconds = runtime.launch_seconds(device), kernels.expert_seconds
-        return cls(reading, reading * kernels.attending, rate, *seconds)
+        of_experts = runtime.launch_seconds(device), kernels.expert_seconds, kernels.expert_bits
+        return cls(reading, reading * kernels.attending, rate, *of_experts)
 
 
 class _Load(NamedTuple):
@@ -123,21 +125,21 @@ class StageCost:
         for device, share, experts in zip(
             self._devices, self._stage.shares, self._experts_touched(layer, which.rows), strict=True
         ):
-            key = (share, experts, self._stage.experts)
+            key = (share, experts, self._stage.experts, device.expert_bits)
             load = known.get(key)
             if load is None:
-                load = known[key] = self._load(layer, which, share, experts)
+                load = known[key] = self._load(layer, which, share, experts, device.expert_bits)
             parts.append(self._roofline(device, load))
         return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
 
-    def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float) -> _Load:
+    def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float, expert_bits: float) -> _Load:
         seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
         if which.tokens == 1 and layer.attention is not None:
             flops += layer.attention.absorbed_flops(which.past) * which.sequences
         kept = share.query if self._runtime.cuts_states else 1.0
         states = 2 * layer.state_bytes(self._cache) * (1 - kept)
         return _Load(
-            self._read_bytes(layer, share, experts),
+            self._read_bytes(layer, share, experts, expert_bits),
             which.sequences * (layer.cache_read_bytes(seen, self._cache, share) - states),
             flops * self._part_of_arithmetic(layer, share, experts, which.rows)
             + layer.recurrence_flops(which.tokens) * which.sequences * kept
@@ -164,13 +166,14 @@ class StageCost:
         busiest = busiest_share(counts, layer.experts.per_token, rows)
         return [busiest * count / max(counts) for count in counts]
 
-    def _read_bytes(self, layer: LayerSpec, share: Share, experts: float) -> float:
+    def _read_bytes(self, layer: LayerSpec, share: Share, experts: float, expert_bits: float) -> float:
         held = layer.held_bytes(share)
         if layer.experts is None:
             return held
         routed = layer.weights.routed.held(share.experts)
         count = layer.experts.count * (share.experts if self._stage.experts else 1.0)
-        return held + routed * (experts / count - 1.0)
+        unpacked = max(routed, layer.weights.routed.parameters * share.experts * expert_bits / 8)
+        return held - routed + unpacked * experts / count
 
     def _part_of_arithmetic(self, layer: LayerSpec, share: Share, experts: float, rows: int) -> float:
         """Of a layer's operations, how many are done by a device with ``share`` of it."""
