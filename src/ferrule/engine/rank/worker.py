@@ -303,7 +303,7 @@ class Driver:
             stepwise=stepwise,
             adapter=adapter,
             scored=order.scored,
-            about=self.adapters[adapter - 1].identity if adapter else "",
+            about=(self.adapters[adapter - 1].identity or str(adapter)) if adapter else "",
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
