@@ -316,7 +316,7 @@ class Driver:
             adapter=adapter,
             scored=order.scored,
             sights=self.incoming.sights(order),
-            about=self.adapters[adapter - 1].identity if adapter else "",
+            about=(self.adapters[adapter - 1].identity or str(adapter)) if adapter else "",
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
