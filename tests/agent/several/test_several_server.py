@@ -26,7 +26,7 @@ from ferrule.serve.app import create_app
 TOKENIZER = byte_level()
 PREPARED = SimpleNamespace(
     directory=Path("x"), spec=demo_spec(), plan=tensor_plan(), tokenizer=TOKENIZER,
-    default_sampling=SamplingParams(), embedding=Embedding(),
+    default_sampling=SamplingParams(), embedding=Embedding(), longest=demo_spec().max_context, images=None,
 )  # fmt: skip
 OFFERED = (
     OfferedModel(name="a", model="x", pin=True),

@@ -108,10 +108,10 @@ def _drive(
     computed = 0
     run = runner.run
 
-    def counted(batch: Any) -> Any:
+    def counted(batch: Any, features: Any = ()) -> Any:
         nonlocal computed
         computed += len(batch.tokens)
-        return run(batch)
+        return run(batch, features)
 
     runner.run = counted
     for turn in turns:
