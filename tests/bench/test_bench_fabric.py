@@ -34,6 +34,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", "fabric", "--quick", *arguments], env={"COLUMNS": "100"})
 
 
+@pytest.mark.slow
 def test_rows_and_table(tmp_path: Path) -> None:
     out, table = tmp_path / "rows.json", tmp_path / "rows.csv"
     result = run(

@@ -230,6 +230,7 @@ def test_generate_answers_with_an_adapter(tmp_path: Path, monkeypatch: pytest.Mo
     assert "NAME=PATH" in refused.output
 
 
+@pytest.mark.slow
 def test_chat_on_a_terminal() -> None:
     engine = FakeEngine(text="Yes indeed.", delay=0.05)
     ours, theirs = pty.openpty()

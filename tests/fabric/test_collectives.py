@@ -6,7 +6,7 @@ import pytest
 from ranks import Ranks, run, run_all
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, *(pytest.param(each, marks=pytest.mark.slow) for each in (3, 4))])
 def test_results_equal_numpy_and_agree_over_all_transports(size: int) -> None:
     """Collectives of all sizes and types, messages in their order (where there is a peer), and smaller groups."""
     digests = set()

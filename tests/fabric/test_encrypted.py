@@ -21,6 +21,7 @@ def test_results_are_the_same_over_encrypted_tcp() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_encrypt_is_named() -> None:
     with Ranks("joins", 2, rank_env=[ENCRYPT, {}], timeout=3) as ranks:
         reports = ranks.reports()

@@ -18,6 +18,7 @@ from ferrule.fabric import Group
 COUNT = 64 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit the address space")
 def test_no_memory_for_a_collective_ends_the_group_and_not_the_process() -> None:
     done = subprocess.run(

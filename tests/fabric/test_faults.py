@@ -82,7 +82,7 @@ def test_peer_killed_in_the_middle_of_a_large_message(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize(("size", "culprit"), [(2, 0), (3, 1)])
+@pytest.mark.parametrize(("size", "culprit"), [(2, 0), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_stopped_peer_is_noticed_by_idle_ranks_and_named(transport: str, size: int, culprit: int) -> None:
     with Ranks("idle", size, transport=transport) as ranks:
         ranks.reports()

@@ -106,6 +106,7 @@ def test_switch_joins_all() -> None:
         )
 
 
+@pytest.mark.slow
 def test_one_host_drops_out_of_a_switch() -> None:
     with Lab(switch(3)) as lab:
         (network,) = lab.cables
@@ -173,6 +174,7 @@ def seconds_to_send(lab: Lab, source: int, target: int, count: int) -> float:
     return took
 
 
+@pytest.mark.slow
 def test_rates_hold_and_change_while_in_use() -> None:
     with Lab(pair(rates=[200e6])) as lab:
         count = 5_000_000

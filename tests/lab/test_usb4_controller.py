@@ -289,6 +289,7 @@ def test_an_answer_waits_for_a_driver_that_deals_with_none_no_longer_than_it_mus
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_a_controller_that_sleeps_is_woken_by_a_cable(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferrule.lab.usb4.network._EVENT_TRIES", 3)
     first = lab.pair().first

@@ -7,11 +7,14 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from ferrule.launch import LocalLauncher
 
 RANK = Path(__file__).with_name("fault_rank.py")
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_the_same_error_in_every_kind_of_call() -> None:
     reader, writer = os.pipe()
     launcher = LocalLauncher(

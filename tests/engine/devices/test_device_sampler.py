@@ -57,7 +57,10 @@ def drawn(one: EmulatedDevice, logits: torch.Tensor, how: list[SamplingParams], 
     assert one.machine.waits == {}
 
 
-@pytest.mark.parametrize(("vocabulary", "spread", "seed"), [(17, 3.0, None), (3000, 0.01, 1), (3000, 30.0, None)])
+@pytest.mark.parametrize(
+    ("vocabulary", "spread", "seed"),
+    [(17, 3.0, None), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3000, 0.01, 1), (3000, 30.0, None)))],
+)
 def test_the_tokens_are_those_of_the_native_library(
     vocabulary: int, spread: float, seed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def alone(directory: Path, **options: Any) -> TorchRunner:
     return TorchRunner(given, world, world, open_device("emulated:0", 1))
 
 
+@pytest.mark.slow
 def test_what_keeps_steps_from_being_captured(tmp_path: Path) -> None:
     machines()
     directory = make("llama", tmp_path)
@@ -234,6 +235,7 @@ def test_rows_whose_logits_nobody_wants_and_pages_that_come_back(tmp_path: Path)
     assert sorted(pages._free) == list(range(1, 1 + pages_for(CACHE, 4)))
 
 
+@pytest.mark.slow
 def test_of_many_sizes_those_that_ran_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "MOST_STEPS", 1)
     (machine, _), given = machines(), answers()[:4]
@@ -252,6 +254,7 @@ def replace_sample(span: Span, sample: bool) -> Span:
     return Span(span.sequence, span.seen, span.tokens, sample, span.known)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_lost_or_full_in_a_captured_step(tmp_path: Path) -> None:
     both, given = machines(), answers()[:5]
     directory = make("llama", tmp_path)

@@ -38,7 +38,9 @@ def splits_of(directory: Path) -> list[tuple[int, int]]:
     return [split for split in SPLITS if split[1] == 1 or not refused]
 
 
-@pytest.mark.parametrize(("seed", "unified"), [(LATE, False), (SHUFFLED, False), (SHUFFLED, True)])
+@pytest.mark.parametrize(
+    ("seed", "unified"), [(LATE, False), pytest.param(SHUFFLED, False, marks=pytest.mark.slow), (SHUFFLED, True)]
+)
 def test_logits_equal_those_of_one_processor(seed: int | None, unified: bool, tmp_path: Path) -> None:
     plug_in_all(seed, unified=unified)
     check("llama", make("llama", tmp_path), 2, 2)

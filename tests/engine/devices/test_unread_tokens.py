@@ -126,6 +126,7 @@ def test_answers_are_those_of_steps_that_wait_for_the_tokens(served: Callable[[b
     assert late.runner.model.cache.sequences == {}, "what was computed in vain is given back"
 
 
+@pytest.mark.slow
 def test_the_next_step_is_started_before_the_host_reads(served: Callable[[bool], Served]) -> None:
     one = served(True)
     one.tell(Add(1, (5, 6, 7), (), SamplingParams(temperature=0.0, max_tokens=12)))

@@ -124,6 +124,7 @@ def test_every_family_and_split_computes_as_peft(name: str, targets: tuple[str, 
     check(name, tmp_path, targets, SPLITS)
 
 
+@pytest.mark.slow
 def test_key_value_heads_held_by_several_ranks(tmp_path: Path) -> None:
     check("llama", tmp_path, ATTENTION, [(4, 1)], num_key_value_heads=2)
 
@@ -137,7 +138,7 @@ def test_a_sequence_has_the_same_bits_alone(tmp_path: Path) -> None:
         assert torch.equal(alone[0], together[place])
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_over_a_packed_base_is_as_over_its_numbers(weights: str, tmp_path: Path) -> None:
     base = make("llama", tmp_path / "base", intermediate_size=128)
     one, two = (find(Adapter(each, str(make_adapter(base, tmp_path / each)))) for each in ("one", "two"))
@@ -152,6 +153,7 @@ def test_over_a_packed_base_is_as_over_its_numbers(weights: str, tmp_path: Path)
         assert (found - expected).abs().max() < 1e-3 * expected.abs().max(), (runner, split)
 
 
+@pytest.mark.slow
 def test_over_a_gguf_file_is_as_over_its_numbers(tmp_path: Path) -> None:
     """Whose queries and keys are stored in another order."""
     file, model = gguf_models.write(

@@ -56,6 +56,7 @@ def test_rank_that_was_given_up_cannot_come_back() -> None:
         assert "the others gave it up" in report["text"], report
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_take_part_is_named() -> None:
     reports = run("one_stays_away", 3)
     for report in reports[:2]:

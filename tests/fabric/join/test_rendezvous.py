@@ -181,6 +181,7 @@ def test_what_is_not_our_protocol_is_a_stranger(garbage: bytes) -> None:
         steps.send(garbage[:count])
 
 
+@pytest.mark.slow
 def test_wrong_key_is_told_at_once_to_who_has_it_and_in_the_end_to_who_waits() -> None:
     """A peer with another key may claim any rank: rank 0 goes on waiting for the right one."""
     with Ranks("joins", 2, rank_env=[{}, {"FERRULE_KEY": secrets.token_hex(32)}], timeout=3) as ranks:
@@ -204,6 +205,7 @@ def test_only_who_knows_the_key_can_end_a_rendezvous(monkeypatch: pytest.MonkeyP
         pending.take([Place(Role.RENDEZVOUS, 1)], Deadline(10))
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named() -> None:
     with Ranks("joins", 2, env={"FERRULE_WORLD_SIZE": "4"}, timeout=3) as ranks:
         reports = ranks.reports()

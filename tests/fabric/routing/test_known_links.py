@@ -128,6 +128,7 @@ def test_a_pair_is_measured_unless_both_know_all_its_rails() -> None:
     assert known_to_both(reports, [PairRails(1, 0, (0, 1)), PairRails(2, 1, (0,))]) == {}
 
 
+@pytest.mark.slow
 def test_ranks_measure_once_unless_told_otherwise(tmp_path: Path) -> None:
     def start(**more: str) -> list[str]:
         env = {"XDG_CACHE_HOME": str(tmp_path), **more}

@@ -168,6 +168,7 @@ def test_ranks_without_any_way_between_them_are_named(monkeypatch: pytest.Monkey
         assert "FERRULE_INTERFACES" in str(result)
 
 
+@pytest.mark.slow
 def test_a_rank_behind_one_that_waits_for_rank_0_says_so() -> None:
     results = meet(*chain(3), timeout=1.0, only=[1, 2])
     assert isinstance(results[1], RendezvousError)
@@ -179,6 +180,7 @@ def test_a_rank_behind_one_that_waits_for_rank_0_says_so() -> None:
     ) or "rank 1 does not relay: it gave up: cannot reach rank 0" in str(results[2])
 
 
+@pytest.mark.slow
 def test_addresses_that_lead_in_a_circle_end_at_the_deadline() -> None:
     listen = free_addresses(3)
     results = meet([listen[:1], [listen[2]], [listen[1]]], listen, timeout=1.0)

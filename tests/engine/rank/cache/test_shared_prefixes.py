@@ -167,6 +167,7 @@ def test_recurrent_layers_keep_what_cannot_be_shared(tmp_path: Path) -> None:
     assert not found.driver.prefixes.enabled
 
 
+@pytest.mark.slow
 def test_pages_of_an_accelerator_are_shared(tmp_path: Path) -> None:
     directory = make("llama", tmp_path, num_hidden_layers=1)
 
@@ -182,7 +183,10 @@ def test_pages_of_an_accelerator_are_shared(tmp_path: Path) -> None:
     assert found.cached == {1: 0, 2: BLOCK}
 
 
-@pytest.mark.parametrize(("split", "runner"), [((2, 1), StepRunner), ((1, 2), StepRunner), ((1, 1), TorchRunner)])
+@pytest.mark.parametrize(
+    ("split", "runner"),
+    [((2, 1), StepRunner), pytest.param((1, 2), StepRunner, marks=pytest.mark.slow), ((1, 1), TorchRunner)],
+)
 def test_blocks_come_back_from_disk(
     split: tuple[int, int], runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
