@@ -39,6 +39,7 @@ SETTINGS: Final = (
     Setting("serve.plain_http", "FERRULE_PLAIN_HTTP", (bool,), "false", "let `serve` do without TLS beyond loopback"),
     Setting("serve.allow_origins", "FERRULE_ALLOW_ORIGINS", (list,), "none", "web pages that may use `serve` (CORS)"),
     Setting("serve.image_urls", "FERRULE_IMAGE_URLS", (bool,), "false", "fetch images that requests name by https"),
+    Setting("serve.share_downloads", "FERRULE_SHARE_DOWNLOADS", (bool,), "false", "be a hub of what was downloaded"),
     Setting("serve.memory_limit", "FERRULE_MEMORY_LIMIT", (int, str), "none", "several models' memory, as 48GiB"),
     Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
     Setting("serve.graphs", "FERRULE_GRAPHS", (bool,), "true", "capture steps on devices that can"),

@@ -13,12 +13,14 @@ from msgspec import UNSET
 
 from ferrule import __version__
 from ferrule.engine import Engine
+from ferrule.model import Hub
 from ferrule.serve.answer.prompt import IMAGE_BODY_BYTES, body_limit
 from ferrule.serve.answer.service import MAX_SEQUENCES, Service
 from ferrule.serve.anthropic import routes as anthropic_routes
 from ferrule.serve.http.auth import Guard
 from ferrule.serve.http.errors import described, described_as, install
 from ferrule.serve.http.respond import respond
+from ferrule.serve.hub import routes as hub_routes
 from ferrule.serve.images.fetch import Fetcher
 from ferrule.serve.keys.allowed import AllowedModels
 from ferrule.serve.keys.keyring import Keyring
@@ -54,6 +56,7 @@ def create_app(
     tool_parser: str = AUTO,
     aliases: Aliases | None = None,
     fetcher: Fetcher | None = None,
+    shared: Hub | None = None,
 ) -> FastAPI:
     """The application that serves ``engine``, or several models. Engines remain the caller's to close.
 
@@ -63,7 +66,8 @@ def create_app(
     ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
     These two and ``aliases`` are of one model; several have their own.
-    ``fetcher``: of images that requests name by URL; None: such requests are refused.
+    ``fetcher``: of images that requests name by URL; None: such requests are refused. ``shared``: whose downloads other
+    hosts may have.
     ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key, and for
     a file of keys that cannot be used.
     """
@@ -102,6 +106,8 @@ def create_app(
     ollama_routes.add_routes(app, models)
     openai_routes.add_routes(app, models, parser_of=_parser_of(engine, tool_parser))
     anthropic_routes.add_routes(app, models)
+    if shared is not None:
+        hub_routes.add_routes(app, shared)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=HEALTH_RESPONSES)

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.engine import Engine
+from ferrule.model import Hub
 from ferrule.serve.app import create_app
 from ferrule.serve.collector import collect_when_idle, spare_requests
 from ferrule.serve.http import connections
@@ -74,6 +75,7 @@ async def serve(
     tls: ServerTls | None = None,
     origins: Sequence[str] = (),
     image_urls: bool = False,
+    share_downloads: bool = False,
     tool_parser: str = AUTO,
     aliases: Aliases | None = None,
     on_ready: Callable[[Served], None],
@@ -82,7 +84,8 @@ async def serve(
     closed.
 
     ``requests``: where each request is written down. ``tls``: None for plain HTTP.
-    ``image_urls``: images of requests are fetched by https. Others: as `create_app` takes them.
+    ``image_urls``: images of requests are fetched by https. ``share_downloads``: other hosts may have models that this
+    one has downloaded. Others: as `create_app` takes them.
     While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
     fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
     """
@@ -104,6 +107,7 @@ async def serve(
                     tool_parser=tool_parser,
                     aliases=aliases,
                     fetcher=Fetcher() if image_urls else None,
+                    shared=Hub.from_environment() if share_downloads else None,
                 )
                 gate.app = app
                 spare_requests()

@@ -27,6 +27,7 @@ class Front:
     tls: ServerTls | None
     origins: tuple[str, ...]
     image_urls: bool = False
+    share_downloads: bool = False
 
     @property
     def port(self) -> int:
@@ -53,6 +54,7 @@ class Front:
                 tls=self.tls,
                 origins=self.origins,
                 image_urls=self.image_urls,
+                share_downloads=self.share_downloads,
                 on_ready=on_ready,
                 **options,
             )

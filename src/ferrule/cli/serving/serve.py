@@ -114,6 +114,12 @@ def serve(
             "--image-urls", envvar="FERRULE_IMAGE_URLS", help="Fetch images that requests name by an https URL."
         ),
     ] = False,
+    share_downloads: Annotated[
+        bool,
+        typer.Option(
+            "--share-downloads", envvar="FERRULE_SHARE_DOWNLOADS", help="Be a hub of what was downloaded, for others."
+        ),
+    ] = False,
     request_log: Annotated[
         str | None,
         typer.Option(
@@ -223,6 +229,8 @@ def serve(
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+        if share_downloads:
+            raise ConfigError("hosts of a cluster send each other what they need: leave --share-downloads out")
         if request_log == "-":
             raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
         check_parser(tool_parser)
@@ -302,7 +310,7 @@ def serve(
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
-        front = Front(listener, host, api_key, keys, requests, tls, origins, image_urls)
+        front = Front(listener, host, api_key, keys, requests, tls, origins, image_urls, share_downloads)
         if several:
             run_several(
                 console,
