@@ -71,8 +71,11 @@ def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts:
         assert hosts.kill(1, "engine.rank.worker") == 1
         assert stream.rest() == undisturbed
 
-        (told,) = hosts.models(1)
-        assert {each.name: each.recoveries for each in told.models} == {"one": 0, "two": 1, "three": 0}
+        def recoveries() -> dict[str, int]:
+            (told,) = hosts.models(1)
+            return {each.name: each.recoveries for each in told.models}
+
+        hosts.until(lambda: recoveries() == {"one": 0, "two": 1, "three": 0})  # which is told a moment later
         hosts.run(0, "stop", "models")
         assert hosts.models(0) == []
 
