@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ferrule.errors import ConfigError
 from ferrule.units import (
     format_bytes,
+    format_number,
     format_rate,
     format_seconds,
     parse_bytes,
@@ -80,3 +81,8 @@ def test_parse_fraction() -> None:
     for text in ("", "half", "101%", "-1", "nan"):
         with pytest.raises(ConfigError, match="fraction"):
             parse_fraction(text)
+
+
+def test_numbers_for_people() -> None:
+    shown = [format_number(value) for value in (0.1234, 9.0, 12.34, 999.4, 999.6, 1749.6, 2_140_000.0)]
+    assert shown == ["0.123", "9", "12.3", "999", "1,000", "1,750", "2,140,000"]

@@ -94,6 +94,11 @@ def parse_fraction(text: str) -> float:
     return value
 
 
+def format_number(value: float) -> str:
+    """12.34 -> ``"12.3"``, 1750 -> ``"1,750"``: three significant digits, and whole from 1000 on."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def format_fraction(value: float) -> str:
     """0.01 -> ``"1 %"``."""
     return f"{value * 100:.3g} %"

@@ -283,6 +283,7 @@ def test_chat_on_a_terminal() -> None:
 
 def test_a_speed_is_told_beside_what_was_expected() -> None:
     assert speed_text(Speed(9.0)) == "9 tokens/s for one stream, measured just now"
+    assert speed_text(Speed(1749.6)).startswith("1,750 tokens/s")
     found = Speed(9.0, 10.0, Between(8.2, 12.2))
     assert speed_text(found).endswith("measured just now; the planner predicted 10 (8.2 to 12.2)")
     assert speed_text(replace(found, guessed=True)).endswith("12.2), as of another family: this one is not known")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ferrule.cli.output import new_table
 from ferrule.secure import write_address
-from ferrule.units import format_bytes
+from ferrule.units import format_bytes, format_number
 
 if TYPE_CHECKING:
     from ferrule.engine import Engine, Progress, RankInfo
@@ -125,12 +125,14 @@ def show_curl(console: Console, url: str, engine: Engine, *, with_key: bool, tls
 
 def speed_text(speed: Speed) -> str:
     """Speed that was measured after loading, beside the planner's prediction if there is one."""
-    measured = f"{speed.measured:.3g} tokens/s for one stream"
+    measured = f"{format_number(speed.measured)} tokens/s for one stream"
     if speed.predicted is None:
         return f"{measured}, measured just now"
-    between = "" if speed.between is None else f" ({speed.between.low:.3g} to {speed.between.high:.3g})"
+    between = ""
+    if speed.between is not None:
+        between = f" ({format_number(speed.between.low)} to {format_number(speed.between.high)})"
     guessed = ", as of another family: this one is not known" if speed.guessed else ""
-    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}{between}{guessed}"
+    return f"{measured}, measured just now; the planner predicted {format_number(speed.predicted)}{between}{guessed}"
 
 
 def base_url(host: str, port: int, tls: ServerTls | None = None) -> str:

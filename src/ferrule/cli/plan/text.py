@@ -23,7 +23,7 @@ from ferrule.plan import (
 )
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.plan.replicas import Replicated
-from ferrule.units import format_bytes, format_seconds
+from ferrule.units import format_bytes, format_number, format_seconds
 
 MANY = 6
 """Stages or devices up to this number are named one by one."""
@@ -240,8 +240,7 @@ def expected(question: Question, prediction: Prediction) -> Text:
         between, unit = prediction.ttft_between, "s to the first token"
     elif question.objective == "throughput":
         between, unit = prediction.throughput_between, "tok/s of all sequences"
-    low, high = (f"{each:.3g}" if each < 1000 else f"{each:.0f}" for each in (between.low, between.high))
-    return Text(f"expect {low} to {high} {unit} in four of five cases")
+    return Text(f"expect {format_number(between.low)} to {format_number(between.high)} {unit} in four of five cases")
 
 
 def _changed(question: Question, change: WhatIf) -> str:
