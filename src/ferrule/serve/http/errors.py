@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
 from ferrule.serve.http.error_forms import AnthropicErrorBody, error_body, error_type
@@ -177,6 +178,14 @@ def complete(description: dict[str, Any], app: FastAPI, *, keyed: bool) -> None:
                     operation["security"] = [{"key": []}]
 
 
+def methods_of(request: Request) -> set[str]:
+    """Methods that a path takes by all its routes; starlette tells those of the first one."""
+    routes = (route for route in request.app.routes if isinstance(route, APIRoute))
+    return {
+        each for route in routes if route.matches(request.scope)[0] is not Match.NONE for each in route.methods or ()
+    }
+
+
 def install(app: FastAPI, *, keyed: bool) -> None:
     """Make every error of ``app``'s routes leave in the form of its API, and the app's description say so.
 
@@ -191,6 +200,8 @@ def install(app: FastAPI, *, keyed: bool) -> None:
         answer = http_error(error, request.url.path)
         response = answer.response(request.url.path)
         response.headers.update(error.headers or {})
+        if answer.status == 405:
+            response.headers["Allow"] = ", ".join(sorted(methods_of(request)))
         return response
 
     async def on_error(request: Request, error: Exception) -> Response:

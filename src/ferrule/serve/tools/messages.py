@@ -109,7 +109,7 @@ Told = Annotated[Content, BeforeValidator(message_content, json_schema_input_typ
 _Named = Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
 Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=_Named)]
 Clean = Annotated[str | None, BeforeValidator(_text, json_schema_input_type=str | None)]
-Arguments = Annotated[dict[str, Any], BeforeValidator(call_arguments, json_schema_input_type=str)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(call_arguments, json_schema_input_type=str | dict[str, Any])]
 
 
 class CalledFunction(Body):
