@@ -13,7 +13,9 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,14 @@ class Memory:
         line = (ctypes.c_char * size).from_address(address)
         self.tensor = torch.frombuffer(line, dtype=torch.float32, count=COUNT, offset=128)
 
-    def fill(self, seed: int) -> torch.Tensor:
+    def fill(self, seed: int, later: FileDevice | None = None) -> torch.Tensor:
+        """``later``: the device that writes the values, not before it is waited for."""
         values = torch.randn(COUNT, generator=torch.Generator().manual_seed(seed))
-        os.pwrite(self.fd, values.numpy().tobytes(), 128)
+        work = partial(os.pwrite, self.fd, values.numpy().tobytes(), 128)
+        if later is None:
+            work()
+        else:
+            later.work.append(work)
         return values
 
     def values(self) -> torch.Tensor:
@@ -66,7 +73,12 @@ class Memory:
 
 
 class Event:
-    def synchronize(self) -> None: ...
+    def __init__(self, work: list[Callable[[], object]]) -> None:
+        self._work = work
+
+    def synchronize(self) -> None:
+        while self._work:
+            self._work.pop(0)()
 
 
 class FileDevice(StagedDevice):
@@ -74,11 +86,14 @@ class FileDevice(StagedDevice):
     peer_backend = ""
     torch_device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
+
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
     def record(self) -> Event:
-        return Event()
+        return Event(self.work)
 
     def follow(self, event: Any) -> None: ...
     def synchronize(self) -> None: ...
@@ -125,9 +140,10 @@ def wait_for(counter: int, more_than: int) -> None:
 def stages_send_in_place() -> None:
     source, target = Memory(hidden=True), Memory(hidden=True)
     both = groups()
-    staged = [FileDevice().group(group, alike=True) for group in both]
+    devices = [FileDevice(), FileDevice()]
+    staged = [device.group(group, alike=True) for device, group in zip(devices, both, strict=True)]
     for seed in range(3):
-        values = source.fill(seed)
+        values = source.fill(seed, later=devices[0])
         sends, writes, flushes = COUNTERS[SENDS], COUNTERS[WRITES], flushes_so_far()
 
         def step(group: Group, sends: int = sends) -> None:
