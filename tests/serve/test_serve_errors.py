@@ -180,8 +180,9 @@ def test_refusals_before_the_body_is_read(shared_url: str) -> None:
     assert "/v1/nothing" in refused("GET", "/v1/nothing")[1]
     assert refused("GET", "/v1/completions")[0] == 405
     assert refused("OPTIONS", "/v1/completions")[0] == 405, "no CORS"
-    response = httpx.options(f"{shared_url}/v1/responses/some", timeout=10)
-    assert (response.status_code, response.headers["allow"]) == (405, "DELETE, GET")
+    for path, methods in (("/v1/responses/some", "DELETE, GET"), ("/v1/responses/input_tokens", "POST")):
+        response = httpx.options(shared_url + path, timeout=10)
+        assert (response.status_code, response.headers["allow"]) == (405, methods)
     assert refused("POST", "/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})[0] == 415
     assert refused("GET", "/v1/models", headers={"Host": "evil.example"})[0] == 403
     json_type = {"Content-Type": "application/json"}

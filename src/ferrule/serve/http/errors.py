@@ -179,11 +179,12 @@ def complete(description: dict[str, Any], app: FastAPI, *, keyed: bool) -> None:
 
 
 def methods_of(request: Request) -> set[str]:
-    """Methods that a path takes by all its routes; starlette tells those of the first one."""
-    routes = (route for route in request.app.routes if isinstance(route, APIRoute))
-    return {
-        each for route in routes if route.matches(request.scope)[0] is not Match.NONE for each in route.methods or ()
-    }
+    """Methods that a path takes by all routes of that path, of which starlette tells the first one's; one that is
+    written out is not that of a parameter."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    path = min((route.path_format for route in found), key=lambda each: each.count("{"), default="")
+    return {method for route in found if route.path_format == path for method in route.methods or ()}
 
 
 def install(app: FastAPI, *, keyed: bool) -> None:
