@@ -22,7 +22,7 @@ from ferrule.engine.architectures import short_context
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.rank.batch import Batch, Span
-from ferrule.engine.rank.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, PlanError

@@ -20,9 +20,9 @@ from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.messages import Add, Cancel, encode
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.warm_up import warm_up
-from ferrule.engine.rank.worker import Driver
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.types import SamplingParams
 from ferrule.plan import make_plan

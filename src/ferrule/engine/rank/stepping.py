@@ -23,9 +23,9 @@ from ferrule import fabric
 from ferrule.engine.messages import Add, encode
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.runner import make_runner
 from ferrule.engine.rank.warm_up import Trial
-from ferrule.engine.rank.worker import Driver
 from ferrule.engine.types import SamplingParams
 from ferrule.model import demo_path, read_model
 from ferrule.plan import make_plan

@@ -17,10 +17,11 @@ from ferrule.engine.devices import Device, open_device
 from ferrule.engine.messages import Add, Cancel, Tokens
 from ferrule.engine.options import Adapter, RankOptions
 from ferrule.engine.rank.cache.shared import open_index
+from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.warm_up import Trial, warm_up
-from ferrule.engine.rank.worker import Driver, follow
+from ferrule.engine.rank.worker import follow
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import FabricError
 from ferrule.fabric import Group

@@ -11,7 +11,7 @@ from ferrule.engine.devices import Device
 from ferrule.engine.messages import Scores
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.sampling.logits import reported
-from ferrule.engine.rank.scheduler import Sequence
+from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.types import PromptToken
 
 _BYTES = 64 << 20

@@ -18,6 +18,7 @@ from msgspec import structs
 from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
+from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
 
@@ -50,67 +51,6 @@ class Limits:
         """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
         many as cost them nothing, and `BESIDE_ANSWERS` where that is less."""
         return max(BESIDE_ANSWERS, self.ridge - answers)
-
-
-@dataclass
-class Sequence:
-    """One request in progress.
-
-    ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
-    batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
-    computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
-    ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
-    have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt. ``held``:
-    its blocks in the prefix cache.
-    """
-
-    identity: int
-    tokens: list[int]
-    prompt: int
-    params: SamplingParams
-    stepwise: bool = False
-    adapter: int = 0
-    whole: int = 0
-    long: bool = False
-    embedded: bool = False
-    scored: int = 0
-    sights: Sights | None = None
-    cached: int = 0
-    pending: int = 0
-    cancelled: bool = False
-    held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that are known but not yet computed: 1 while generating, more during the prompt."""
-        return len(self.tokens) - self.cached
-
-    @property
-    def step(self) -> int:
-        """Tokens that it brings next, if there is room for them."""
-        if not self.stepwise:
-            return self.remaining
-        whole = max(self.prompt, self.whole)
-        return whole - self.cached if self.cached < whole else 1
-
-    def left_after(self, count: int) -> int:
-        """Tokens that are known and not computed once the ``count`` under way are."""
-        return self.remaining - count
-
-    def scores(self, count: int) -> bool:
-        """Whether log-probabilities are wanted of tokens of the prompt that follow one of its next ``count``."""
-        if self.params.prompt_logprobs is None:
-            return False
-        return max(self.scored, self.cached) < min(self.prompt - 1, self.cached + count)
-
-    @property
-    def shares(self) -> bool:
-        """Whether it takes part in the prefix cache. Placeholders of images are equal tokens for different images."""
-        return not self.embedded and self.sights is None
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - self.prompt
 
 
 @dataclass

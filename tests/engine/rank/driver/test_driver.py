@@ -12,8 +12,8 @@ import torch
 from ferrule.engine.devices import open_device
 from ferrule.engine.messages import Add, Cancel
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.warm_up import Trial
-from ferrule.engine.rank.worker import Driver
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import FabricError
 
@@ -60,7 +60,9 @@ def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pyte
     coming: list[Any] = [Add(number, (1, 2, 3), (), SamplingParams(ignore_eos=True)) for number in (1, 2)]
     control: Any = SimpleNamespace(orders=lambda _: [coming.pop() for _ in coming[:]], send=lambda _: None)
     announced: list[Batch] = []
-    monkeypatch.setattr("ferrule.engine.rank.worker.announce", lambda _world, _driver, batch: announced.append(batch))
+    monkeypatch.setattr(
+        "ferrule.engine.rank.driver.loop.announce", lambda _world, _driver, batch: announced.append(batch)
+    )
     options: Any = SimpleNamespace(
         plan=SimpleNamespace(pipeline=depth, driver=0), batch_tokens=64, context=512, end_tokens=(7,), adapters=()
     )

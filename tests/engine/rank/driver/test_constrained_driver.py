@@ -18,9 +18,9 @@ from ferrule.engine.messages import Add, Cancel, Event, Learn, Order, Refused, T
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.sampling.constrained import Matcher
 from ferrule.engine.rank.warm_up import Trial
-from ferrule.engine.rank.worker import Driver
 from ferrule.engine.source import demo_path
 from ferrule.engine.types import Constraint, SamplingParams
 from ferrule.plan import Plan

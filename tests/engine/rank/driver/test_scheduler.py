@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.prefix import PrefixIndex
-from ferrule.engine.rank.scheduler import BESIDE_ANSWERS, Limits, Scheduler
+from ferrule.engine.rank.driver.scheduler import BESIDE_ANSWERS, Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0
@@ -25,7 +25,7 @@ BLOCK = 4
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("cache.prefix", "cache.held", "scheduler"):
+        for module in ("cache.prefix", "cache.held", "driver.scheduler"):
             patch.setattr(f"ferrule.engine.rank.{module}.BLOCK", BLOCK)
         yield
 

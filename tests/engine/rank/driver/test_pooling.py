@@ -7,7 +7,7 @@ import torch
 
 from ferrule.engine.devices import open_device
 from ferrule.engine.rank.batch import Batch, Kind, Span
-from ferrule.engine.rank.pooling import Pools
+from ferrule.engine.rank.driver.pooling import Pools
 
 
 def test_pieces_make_the_vector_of_the_whole_also_when_they_begin_again() -> None:

@@ -1,0 +1,278 @@
+"""Driver: the rank that takes in requests and says what all ranks run; tokens go back from here."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from torch import Tensor
+
+from ferrule.engine.grammar import GrammarError
+from ferrule.engine.messages import (
+    Add,
+    Attach,
+    Cancel,
+    Embed,
+    Embedded,
+    Learn,
+    Load,
+    NewToken,
+    Refused,
+    Tokens,
+)
+from ferrule.engine.options import RankOptions
+from ferrule.engine.rank.batch import Batch, Kind, announce
+from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
+from ferrule.engine.rank.cache.shared import read_blocks
+from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.driver.pooling import Pools
+from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.encoder.runner import EncoderRunner
+from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
+from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
+from ferrule.engine.rank.sampling.scoring import rows_at_once, score_batch
+from ferrule.engine.rank.sequence import Sequence
+from ferrule.engine.rank.vision.incoming import Incoming, features_of
+from ferrule.engine.rank.warm_up import Trial
+from ferrule.engine.types import FinishReason, PrefixUse, SamplingParams
+from ferrule.errors import EngineError
+
+EXACT_SECONDS = 5.0
+"""Seconds that may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its
+cache is equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
+IDLE_PERIOD = 1.0
+"""Seconds after which an idle driver tells the others that it is alive."""
+OPENING_PERIOD = 0.005
+"""Seconds between the looks of a driver, which has nothing else to do, at whether a grammar is compiled."""
+
+
+class Driver:
+    """Requests in, batches out to all ranks, tokens back. Keeps as many batches under way as there are stages."""
+
+    def __init__(
+        self,
+        options: RankOptions,
+        runner: Runner,
+        control: Control,
+        trial: Trial,
+        vocabulary: int,
+        short_context: int | None = None,
+        prefixes: PrefixIndex | None = None,
+        incoming: Incoming | None = None,
+    ) -> None:
+        self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
+        self.depth = options.plan.pipeline
+        self.adapters = options.adapters
+        limits = Limits(
+            batch_tokens=options.batch_tokens,
+            cache_tokens=trial.cache_tokens,
+            sequences=trial.sequences,
+            context=min(options.context, trial.cache_tokens),
+            batches=self.depth,
+            short=short_context,
+            ridge=trial.ridge,
+            scored=rows_at_once(vocabulary),
+            whole=isinstance(runner, EncoderRunner),
+        )
+        self.prefixes = prefixes or PrefixIndex(enabled=False)
+        self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes)
+        self.grammars = Grammars(vocabulary, options.end_tokens)
+        self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
+        self.samplers: dict[int, Sampler] = {}
+        self.incoming = incoming or Incoming(None)
+        self.pools = Pools()
+        self.under_way: deque[Batch] = deque()
+        self.unread: tuple[Batch, Choices] | None = None
+        """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
+        self.reported = Load(0, 0)
+
+    def loop(self) -> None:
+        while True:
+            self.step()
+
+    def step(self) -> None:
+        """Take in requests and run a batch, if there is any."""
+        busy = bool(self.under_way or self.scheduler.by_identity)
+        self._take_requests(0.0 if busy else OPENING_PERIOD if self.opening else IDLE_PERIOD)
+        if self.unread is not None:
+            self._go_on(*self.unread)
+            return
+        while len(self.under_way) < self.depth:
+            if self.scheduler.seeks():
+                if self.under_way:
+                    break
+                self._read()
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                break
+            self._announce(batch)
+            self.under_way.append(batch)
+        if self.under_way:
+            batch = self.under_way.popleft()
+            begin = time.perf_counter()
+            self._finish(batch)
+            if len(batch.tokens) >= BLOCK:
+                self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
+        elif not busy:
+            self._idle()
+        if not self.scheduler.by_identity:  # else the next step says so at once
+            self._report_load()
+
+    def _announce(self, batch: Batch) -> None:
+        announce(self.runner.world, self.runner.plan.driver, batch)
+
+    def _idle(self) -> None:
+        batch = self.scheduler.idle_batch()
+        self._announce(batch)
+        self.runner.run(batch)
+
+    def _read(self) -> None:
+        """Have blocks read from disk, by all ranks, with which sequences can begin that wait to."""
+        while (found := self.scheduler.read_batch()) is not None:
+            sequence, batch = found
+            self._announce(batch)
+            begin = time.perf_counter()
+            count = read_blocks(self.runner.shared, batch, self.runner.world)
+            self.prefixes.costs.took(time.perf_counter() - begin, blocks=count)
+            self.scheduler.have_read(sequence, batch, count)
+
+    def _take_requests(self, wait: float) -> None:
+        """Take in what has come from the parent within ``wait`` seconds."""
+        for order in self.control.orders(wait):
+            if isinstance(order, Attach):
+                self.incoming.take(order)
+            elif isinstance(order, Add):
+                constraint = order.params.constraint
+                matcher = None if constraint is None else self.grammars.open(constraint, order.made)
+                self.opening[order.id] = order, matcher
+            elif isinstance(order, Embed):
+                self.pools.begin(order.id, order.pooling)
+                self.scheduler.add(order.id, order.prompt, SamplingParams(), embedded=True)
+            elif isinstance(order, Learn):
+                self.grammars.learn(order.tokenizer)
+            elif isinstance(order, Cancel):
+                self.opening.pop(order.id, None)
+                self.incoming.drop(order.id)
+                self.scheduler.cancel(order.id)
+        for order, matcher in list(self.opening.values()):
+            if matcher is None or matcher.ready():
+                del self.opening[order.id]
+                self._begin(order, matcher)
+        self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
+        self.pools.keep(self.scheduler.by_identity)
+        self._report_load()
+
+    def _begin(self, order: Add, matcher: Matcher | None) -> None:
+        if matcher is not None:
+            try:
+                matcher.begin()
+            except GrammarError as error:
+                self._refuse(order.id, error)
+                return
+        self.samplers[order.id] = Sampler(order.params, len(order.made), matcher)
+        stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
+        names = [None, *(adapter.name for adapter in self.adapters)]
+        adapter = names.index(order.params.adapter)
+        self.scheduler.add(
+            order.id,
+            order.prompt,
+            order.params,
+            order.made,
+            stepwise=stepwise,
+            adapter=adapter,
+            scored=order.scored,
+            sights=self.incoming.sights(order),
+            about=(self.adapters[adapter - 1].identity or str(adapter)) if adapter else "",
+        )
+
+    def _refuse(self, identity: int, error: GrammarError) -> None:
+        self.control.send(Refused(identity, str(error), error.code))
+
+    def _await_masks(self, sequences: list[Sequence]) -> None:
+        """End those whose grammars have become too complex: their tokens are chosen, and dropped."""
+        for sequence in sequences:
+            sampler = self.samplers[sequence.identity]
+            try:
+                if sampler.matcher is not None and not sequence.cancelled:
+                    sampler.matcher.forbidden()
+            except GrammarError as error:
+                sampler.matcher = None
+                self._refuse(sequence.identity, error)
+                self.scheduler.cancel(sequence.identity)
+
+    def _finish(self, batch: Batch) -> None:
+        features = features_of(batch, lambda number: self.scheduler.by_identity[number].sights)
+        output = self.runner.run(batch, features)
+        if output is None:
+            raise EngineError("the driver got no logits")
+        if batch.kind is Kind.EMBED:
+            self._pool(batch, output)
+            return
+        logits = self._score(batch, output) if any(span.scored for span in batch.spans) else output
+        wanted = self._wanted(batch)
+        if wanted and not logits.is_cpu:
+            self._go_on(batch, Choices(self.runner.device, logits, wanted))
+        else:
+            self._complete(batch, choose_all(self.runner.device, logits, wanted) if wanted else [])
+
+    def _pool(self, batch: Batch, hidden: Tensor) -> None:
+        """Take in hidden states (tokens, width); report the vectors of prompts that end with ``batch``."""
+        pooled = self.pools.add(batch, hidden, self.runner.device)
+        self.runner.world.check()
+        ended = [each for each in batch.spans if not self.scheduler.by_identity[each.sequence].left_after(each.tokens)]
+        self.scheduler.complete(batch, [])
+        for span in ended:
+            self.control.send(Embedded(span.sequence, pooled[span.sequence].tobytes()))
+
+    def _score(self, batch: Batch, logits: Tensor) -> Tensor:
+        """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
+        sequences that want a token."""
+        found, chosen = score_batch(self.runner.device, batch, logits, self.scheduler.by_identity)
+        self.runner.world.check()
+        for each in found:
+            self.control.send(each)
+        return chosen
+
+    def _go_on(self, batch: Batch, choices: Choices) -> None:
+        """Have the step after ``batch`` computed with the tokens as they lie on the device, where they decide nothing
+        else; read them meanwhile. Of a sequence that they end one token more is computed, and dropped."""
+        self.unread = None
+        following = self.scheduler.following(batch)
+        if following is not None and not any(self.samplers[each.sequence].looks_back for each in batch.spans):
+            logits = self.runner.run_ahead(following, choices.tokens)
+            if logits is not None:
+                self.unread = following, Choices(self.runner.device, logits, self._wanted(following))
+        self._complete(batch, choices.read())
+        if self.unread is not None:
+            self.scheduler.begin(self.unread[0])
+
+    def _wanted(self, batch: Batch) -> list[tuple[Sampler, list[int], int]]:
+        """Of the sequences of ``batch`` that want a token: see `choose_all`."""
+        sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
+        self._await_masks(sequences)
+        return [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
+
+    def _complete(self, batch: Batch, found: list[Choice]) -> None:
+        numbers = [span.sequence for span in batch.spans if span.sample]
+        choices = dict(zip(numbers, found, strict=True))
+        self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
+        done = self.scheduler.complete(batch, [choice.token for choice in found])
+        if done:
+            new = (_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done)
+            self.control.send(Tokens(tuple(new)))
+
+    def _report_load(self) -> None:
+        """Say how many sequences run and wait, when that has changed."""
+        use = None
+        if self.prefixes.enabled:
+            use = PrefixUse(self.prefixes.tokens, BLOCK * len(self.prefixes.stored), self.scheduler.hits)
+        load = Load(len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening), use)
+        if load != self.reported:
+            self.control.send(load)
+            self.reported = load
+
+
+def _new_token(sequence: Sequence, choice: Choice, reason: FinishReason | None) -> NewToken:
+    cached = min(sequence.held.reused or 0, sequence.prompt) if sequence.generated == 1 else None
+    return NewToken(sequence.identity, choice.token, choice.logprob, choice.top, reason, cached)
