@@ -14,7 +14,7 @@ import torch
 from ferrule import fabric
 from ferrule.engine.devices import open_device
 from ferrule.engine.grammar import GrammarError
-from ferrule.engine.messages import Add, Cancel, Event, Learn, Order, Refused, Tokens, decode_event, encode
+from ferrule.engine.messages import Add, Attach, Cancel, Event, Learn, Order, Refused, Tokens, decode_event, encode
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.control import Control
@@ -66,6 +66,7 @@ def test_a_sequence_whose_grammar_fails_ends_alone() -> None:
     regex, broken = Constraint("regex", "[a-z]{400}"), Constraint("regex", "[a-y]{400}")
     orders: list[Order] = [
         Learn((Path(demo_path()) / "tokenizer.json").read_text()),
+        Attach(1, b"of an image"),
         request(1, Constraint("regex", "a(b")),
         request(2, regex),
         request(3, None),
@@ -100,6 +101,7 @@ def test_a_sequence_whose_grammar_fails_ends_alone() -> None:
         events: list[Event] = [decode_event(line) for line in ours.recv(1 << 20).splitlines()]
     refused = {event.id: event.message for event in events if isinstance(event, Refused)}
     assert refused.keys() == {1, 4}
+    assert not driver.incoming._pieces, "what came with a request that is refused is dropped"
     assert "unclosed group" in refused[1]
     assert refused[4] == "too complex"
     told = [token for event in events if isinstance(event, Tokens) for token in event.tokens]

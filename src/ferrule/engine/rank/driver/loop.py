@@ -187,6 +187,7 @@ class Driver:
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
+        self.incoming.drop(identity)
         self.control.send(Refused(identity, str(error), error.code))
 
     def _await_masks(self, sequences: list[Sequence]) -> None:
