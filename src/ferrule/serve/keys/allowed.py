@@ -57,6 +57,15 @@ class AllowedModels:
         self._models.close()
 
 
+def refuse_limited(what: str) -> None:
+    """Raise `ApiError` 403 for a key that is made for some models only: what is on the disk is everybody's.
+
+    ``what``: what it may not do with models."""
+    caller = current_exchange().caller
+    if caller.models is not None:
+        raise ApiError(403, f"the key {caller.name!r} may only use models, not {what}", code="forbidden")
+
+
 def _is_allowed(allowed: Sequence[str], engine: Engine) -> bool:
     return any(name in allowed for name in names_of(engine))
 

@@ -11,8 +11,8 @@ from fastapi.responses import PlainTextResponse, Response
 
 from ferrule.serve.answer.prepared import RequestReader, prepared
 from ferrule.serve.http.errors import OF_ALL, OF_BODIES, ApiError, described
-from ferrule.serve.http.exchange import current_exchange
 from ferrule.serve.http.respond import respond
+from ferrule.serve.keys.allowed import refuse_limited
 from ferrule.serve.models import Models
 from ferrule.serve.ollama.chat import answer_chat, answer_generate, loaded
 from ferrule.serve.ollama.describe import VERSION, can_be_had, in_memory, shown
@@ -101,12 +101,12 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
     @app.post("/api/pull", responses=described(*OF_BODIES, ok=Progress, stream=NDJSON))
     async def pull(body: NamedRequest) -> Response:
-        _check_may_change()
+        refuse_limited("fetch or delete them")
         return pulls.answer(body.wanted, stream=body.stream is not False)
 
     @app.delete("/api/delete", response_class=Response, responses=described(*OF_BODIES))
     async def remove(body: NamedRequest) -> Response:
-        _check_may_change()
+        refuse_limited("fetch or delete them")
         return await delete(models, body.wanted)
 
     @app.head("/api/version", include_in_schema=False)
@@ -121,13 +121,6 @@ def add_routes(app: FastAPI, models: Models) -> None:
 
     for name, instead in REFUSED.items():
         app.post(f"/api/{name}", include_in_schema=False)(_refusing(name, instead))
-
-
-def _check_may_change() -> None:
-    """Raise `ApiError` 403 for a key that is made for some models only: what is on the disk is everybody's."""
-    caller = current_exchange().caller
-    if caller.models is not None:
-        raise ApiError(403, f"the key {caller.name!r} may only use models, not fetch or delete them", code="forbidden")
 
 
 def _refusing(name: str, instead: str) -> Callable[[], Any]:
