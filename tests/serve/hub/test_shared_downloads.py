@@ -103,10 +103,11 @@ def test_keys_and_names_are_checked(host: str, here: Hub, source: Hub, monkeypat
         return httpx.get(host + path, headers={"Authorization": f"Bearer {key}"}).status_code
 
     assert [status(path), status(path, "wrong"), status(path, LIMITED)] == [200, 401, 403]
-    for wrong in ("../../../secret", "secret", "..%2f..%2f..%2f..%2fsecret", "config.json/x", ""):
+    above = f"..%2f{REVISION}%2fconfig.json"
+    for wrong in ("../../../secret", "secret", "..%2f..%2f..%2f..%2fsecret", above, "config.json/x", "a%00b", ""):
         assert status(f"/{MODEL}/resolve/main/{wrong}") == 404, wrong
     assert status(f"/api/models/{MODEL}/revision/{REVISION[::-1]}") == 404
-    assert status("/api/models/acme/other") == 404
+    assert status("/api/models/acme/other") == status("/api/models/%E2%82%AC/x") == status("/api/models/a%0Ab/x") == 404
     assert shared_model(source, "../acme") is None
     monkeypatch.setenv("HF_TOKEN", "wrong")
     with pytest.raises(ModelError, match="tiny-1b"):

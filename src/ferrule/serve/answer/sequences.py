@@ -53,19 +53,18 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
     shown = job.chat.dialect.special if job.chat is not None else frozenset[str]()
     transcript = Transcript(vocabulary, job.stops, index=job.index, context=context, shown=shown)
     reading = Reading(job.chat) if job.chat is not None else None
-    finished, cached = False, 0
+    finished = False
     async with aclosing(engine.generate(job.prompt, job.params, job.images)) as tokens:
         async for token in tokens:
             if job.heard is not None:
                 job.heard(token)
-            cached = cached if token.cached is None else token.cached
             if token.prompt is not None:
                 yield Piece(job.index, "", (), 0, None, prompt=token.prompt)
             piece = transcript.push(token)
             if piece is not None and reading is not None:
                 piece = reading.push(piece)
             if piece is not None:
-                yield replace(piece, cached=cached) if cached else piece
+                yield piece
                 finished = piece.finish is not None
             if finished and token.finish is None:
                 break  # a stop string or a complete call, of which the engine knows nothing

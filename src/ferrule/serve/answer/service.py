@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Protocol
 
 from ferrule.engine import Engine
 from ferrule.serve.answer.prompt import TokenizerPool
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.http.errors import ApiError
-from ferrule.serve.images.layout import layout_of
+from ferrule.serve.images.layout import Layout, layout_of
 from ferrule.serve.structured.grammars import Grammars
 from ferrule.serve.tools.families import Dialect
 
@@ -47,7 +48,6 @@ class Service:
         self.dialect = dialect
         self.vocabulary = Vocabulary(engine.tokenizer)
         self.grammars = Grammars(engine)
-        self.layout = layout_of(engine)
         self.reading = TokenizerPool()
         self.seeing = asyncio.Semaphore(IMAGE_READERS)
         self.closing = asyncio.Event()
@@ -56,6 +56,11 @@ class Service:
         """None: the model stays as long as the server."""
         self._max_sequences = max_sequences
         self._sequences = 0
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """How the model's template takes images; it is rendered for that, when the first chat comes."""
+        return layout_of(self.engine)
 
     def close(self) -> None:
         """End every answer that is being sent, and refuse new ones."""

@@ -68,11 +68,13 @@ class Transcript:
         self._pending: list[TokenLogprob] = []
         self._decoded = 0
         self._sent = 0
-        self._tokens = 0
+        self._tokens = self._cached = 0
 
     def push(self, token: Token) -> Piece | None:
         """The piece that ``token`` completes, if it completes one. After a piece with ``finish`` nothing may follow."""
         self._tokens += 1
+        if token.cached is not None:
+            self._cached = token.cached
         text = ""
         if token.finish != "stop":
             self._note(token)
@@ -97,4 +99,4 @@ class Transcript:
         everything = finish is not None and stop is None
         due = [entry for entry in self._pending if everything or entry.offset < self._sent]
         self._pending = self._pending[len(due) :]
-        return Piece(self._index, text, tuple(due), self._tokens, finish, stop=stop)
+        return Piece(self._index, text, tuple(due), self._tokens, finish, stop=stop, cached=self._cached)

@@ -30,7 +30,8 @@ def add_routes(app: FastAPI, models: Models) -> None:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service = await _served(models.service, body.model)
         form = body.output_format or (body.output_config and body.output_config.format)
-        slow = form is not None or bool(body.tools)  # strict or forced, they have a grammar
+        budget = body.thinking is not None and body.thinking.budget_tokens is not None
+        slow = form is not None or bool(body.tools) or budget  # strict or forced tools and budgets have a grammar
         return await prepared(service, request, lambda reader: answer_messages(reader, body), slow=slow)
 
     @app.post(f"{PATH}/count_tokens", responses=described(*OF_BODIES, ok=CountBody))

@@ -27,22 +27,31 @@ class SharedFile:
 
 @dataclass(frozen=True)
 class SharedModel:
-    """Files of commit ``revision``, by their names in the model."""
+    """A model whose files lie in ``snapshot``, as of commit ``revision``."""
 
     hub_id: str
-    revision: str
-    files: dict[str, SharedFile]
+    snapshot: Path
+
+    @property
+    def revision(self) -> str:
+        return self.snapshot.name
+
+    def file(self, name: str) -> SharedFile | None:
+        """The file of that name: a link to one that the hub's tools keep, and to no other."""
+        if "\0" in name or ".." in name.split("/"):
+            return None
+        blob = (self.snapshot / name).resolve()
+        if blob.parent != (self.snapshot.parent.parent / "blobs").resolve() or not _DIGEST.fullmatch(blob.name):
+            return None
+        return SharedFile(blob, blob.stat().st_size, blob.name) if blob.is_file() else None
+
+    def files(self) -> dict[str, SharedFile]:
+        """All of them, by their names in the model."""
+        names = [path.relative_to(self.snapshot).as_posix() for path in sorted(self.snapshot.rglob("*"))]
+        return {name: file for name in names if (file := self.file(name)) is not None}
 
 
 def shared_model(hub: Hub, hub_id: str) -> SharedModel | None:
     """The model ``hub_id`` as far as it has been downloaded; None where it has not."""
     snapshot = hub.downloaded(hub_id) if HUB_ID.fullmatch(hub_id) else None
-    if snapshot is None:
-        return None
-    blobs = (snapshot.parent.parent / "blobs").resolve()
-    files = {}
-    for path in sorted(snapshot.rglob("*")):
-        blob = path.resolve()
-        if blob.parent == blobs and _DIGEST.fullmatch(blob.name) and blob.is_file():
-            files[path.relative_to(snapshot).as_posix()] = SharedFile(blob, blob.stat().st_size, blob.name)
-    return SharedModel(hub_id, snapshot.name, files)
+    return None if snapshot is None else SharedModel(hub_id, snapshot)

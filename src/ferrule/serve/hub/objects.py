@@ -33,7 +33,7 @@ class ModelInfo(msgspec.Struct):
 
     @classmethod
     def of(cls, model: SharedModel) -> ModelInfo:
-        return cls(model.hub_id, model.revision, [Sibling.of(name, file) for name, file in model.files.items()])
+        return cls(model.hub_id, model.revision, [Sibling.of(name, file) for name, file in model.files().items()])
 
 
 class TreeEntry(msgspec.Struct, tag_field="type", tag="file"):

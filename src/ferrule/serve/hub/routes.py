@@ -30,14 +30,15 @@ def add_routes(app: FastAPI, hub: Hub) -> None:
     @app.get("/api/models/{owner}/{name}/revision/{revision}", include_in_schema=False)
     async def described(owner: str, name: str, revision: str = "main") -> Response:
         model = await found(owner, name, revision)
-        return model if isinstance(model, Response) else respond(ModelInfo.of(model))
+        return model if isinstance(model, Response) else respond(await asyncio.to_thread(ModelInfo.of, model))
 
     @app.get("/api/models/{owner}/{name}/tree/{revision}", include_in_schema=False)
     async def tree(owner: str, name: str, revision: str) -> Response:
         model = await found(owner, name, revision)
         if isinstance(model, Response):
             return model
-        return respond([TreeEntry(path, file.size, file.digest) for path, file in model.files.items()])
+        files = await asyncio.to_thread(model.files)
+        return respond([TreeEntry(path, file.size, file.digest) for path, file in files.items()])
 
     @app.head("/{owner}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
     @app.get("/{owner}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
@@ -45,7 +46,7 @@ def add_routes(app: FastAPI, hub: Hub) -> None:
         model = await found(owner, name, revision)
         if isinstance(model, Response):
             return model
-        wanted = model.files.get(path)  # nothing but what the cache lists: there is no way out of it
+        wanted = await asyncio.to_thread(model.file, path)
         if wanted is None:
             return _missing("EntryNotFound", f"{owner}/{name} has no {path} here")
         headers = {"etag": f'"{wanted.digest}"', "x-repo-commit": model.revision}
@@ -54,4 +55,4 @@ def add_routes(app: FastAPI, hub: Hub) -> None:
 
 def _missing(code: str, message: str) -> Response:
     """404 as the hub's client tells them apart."""
-    return respond(HubError(message), 404, {"X-Error-Code": code, "X-Error-Message": message})
+    return respond(HubError(message), 404, {"X-Error-Code": code})

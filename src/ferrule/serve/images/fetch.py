@@ -15,7 +15,7 @@ import httpx
 
 from ferrule.errors import RequestError
 from ferrule.serve.images.addresses import Address, is_of_others
-from ferrule.serve.images.shown import MOST_BYTES, ShownImage, check, refused
+from ferrule.serve.images.shown import MOST_BYTES, ShownImage, refused
 from ferrule.units import format_bytes
 
 SECONDS: Final = 20.0
@@ -123,7 +123,6 @@ async def _read(shown: ShownImage, url: str, response: httpx.Response) -> bytes:
         data += chunk
         if len(data) > MOST_BYTES:
             raise refused(shown, f"{_told(url)} gives more than {format_bytes(MOST_BYTES)}")
-    check(shown, bytes(data))
     return bytes(data)
 
 

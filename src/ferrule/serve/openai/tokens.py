@@ -68,7 +68,9 @@ async def tokenized(reader: RequestReader, body: TokenizeRequest) -> Tokenized:
             opened=body.add_generation_prompt,
             special=bool(body.add_special_tokens),
         )
-    told = [service.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
+    told = None
+    if body.return_token_strs:
+        told = await reader.run(lambda: [service.vocabulary.text_of(token) for token in tokens])
     return Tokenized(len(tokens), engine.max_context, tokens, told)
 
 

@@ -23,6 +23,9 @@ from ferrule.serve.openai.responses.objects import (
 from ferrule.serve.openai.responses.tools import Offered, begun_text, call_status, free_text
 from ferrule.serve.tools.parts import Call, CallPiece, Part, Reasoning, Text
 
+_LOOKS = 64
+"""Of a long input about so many more looks for each time that it doubles: each look reads all of it."""
+
 
 class Output:
     """Output of one answer. ``tell``: takes each event at once, since the item in it goes on growing.
@@ -35,6 +38,8 @@ class Output:
         self._offered, self._tell, self._summary, self._wants_logprobs = offered, tell, summary, logprobs
         self._open: OutputItem | None = None
         self._text: list[str] = []
+        self._begun, self._read = "", 0
+        """Arguments of the custom tool's call that is open, and how many characters of them were looked at."""
         self._logprobs: list[Logprob] = []
 
     def add(self, part: Part, entries: Sequence[TokenLogprob] = ()) -> None:
@@ -116,7 +121,7 @@ class Output:
                 item: OutputItem = CustomCallItem(new_id("ctc"), "in_progress", call_id, origin.name, "", space)
             else:
                 item = FunctionCallItem(new_id("fc"), "in_progress", call_id, origin.name, "", space)
-            self._open = item
+            self._open, self._begun, self._read = item, "", 0
             self._begin(item)
         if call.arguments:
             self._text.append(call.arguments)
@@ -124,12 +129,17 @@ class Output:
                 told = Event("", delta=call.arguments)
                 self._tell_of("response.function_call_arguments.delta", self._open, told)
             elif isinstance(self._open, CustomCallItem) and isinstance(call, CallPiece):
-                self._say_input(self._open, begun_text("".join(self._text)))
+                self._begun += call.arguments
+                if len(self._begun) - self._read >= max(1, len(self._begun) // _LOOKS):
+                    self._read = len(self._begun)
+                    self._say_input(self._open, begun_text(self._begun))
         if not isinstance(call, CallPiece):
             self.close()
 
     def _say_input(self, item: CustomCallItem, text: str) -> None:
         """Tell what ``text``, all of the input so far, has more than before."""
+        if len(text) < len(item.input):  # cut in the midst of a character
+            return
         delta, item.input = text[len(item.input) :], text
         if delta:
             self._tell_of("response.custom_tool_call_input.delta", item, Event("", delta=delta))

@@ -185,17 +185,22 @@ def _wrong(why: str) -> RequestError:
 
 def free_text(arguments: str) -> str:
     """The text of a call of a custom tool, whose ``arguments`` the model wrote as `FREE_TEXT` says, or else."""
-    if call_status(arguments) == "incomplete":
+    try:
+        given = json.loads(arguments)
+    except ValueError:
         return begun_text(arguments)
-    given = json.loads(arguments)
     if isinstance(given, dict) and isinstance(given.get("input"), str) and len(given) == 1:
         return str(given["input"])
     return arguments
 
 
 def begun_text(arguments: str) -> str:
-    """The same of ``arguments`` that are still being written, under a grammar which leaves no other form."""
-    return str(from_json(arguments, allow_partial="trailing-strings").get("input", ""))
+    """The same of ``arguments`` that are still being written, as far as that can be told."""
+    try:
+        begun = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:  # nothing is written yet, or half a character
+        return ""
+    return str(begun.get("input", "")) if isinstance(begun, dict) else ""
 
 
 def call_status(arguments: str) -> str:

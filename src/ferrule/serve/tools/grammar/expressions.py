@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -42,9 +43,9 @@ class Node:
 
 def parsed(body: str, flags: str) -> Node:
     """The expression ``body``. Raises `ValueError` for what is not understood."""
-    units = list(characters(body, flags, "".join(ESCAPED)))
-    node, rest = _alternatives(units, _flags(flags, ""))
-    if rest:
+    units = deque(characters(body, flags, "".join(ESCAPED)))
+    node = _alternatives(units, _flags(flags, ""))
+    if units:
         raise ValueError(f"/{body}/: a group is closed that was not opened")
     if "x" in flags and not node.plain:
         raise ValueError(f"/{body}/x: its spaces and comments are not possible beside escaped characters")
@@ -86,26 +87,26 @@ def _terminal(text: str, flags: str) -> str:
     return f"/{text}/{flags}"
 
 
-Units = list[tuple[str, str]]
+Units = deque[tuple[str, str]]
 
 
-def _alternatives(units: Units, flags: str) -> tuple[Node, Units]:
-    """Up to the end of the group, which is not taken. A character's repeat goes with it."""
+def _alternatives(units: Units, flags: str) -> Node:
+    """Takes ``units`` up to the end of the group, which is not taken. A character's repeat goes with it."""
     options: list[tuple[Node, ...]] = []
     sequence: list[Node] = []
     outer = flags
     while units and units[0][0] != ")":
-        (unit, contained), units = units[0], units[1:]
+        unit, contained = units.popleft()
         if unit == "|":
             options.append(tuple(sequence))
             sequence = []
         elif unit[0] == "(" and unit[-1] == ")":
             flags = _flags(flags, unit)
         elif unit[0] == "(":
-            inner, units = _alternatives(units, _flags(flags, unit))
+            inner = _alternatives(units, _flags(flags, unit))
             if not units:
                 raise ValueError("a group of a regular expression has no end")
-            units = units[1:]
+            units.popleft()
             sequence.append(Node(f"{unit}{inner.text})", flags, inner.plain, options=inner.options))
         elif _REPEAT.fullmatch(unit):
             if not sequence or sequence[-1].repeat:
@@ -116,7 +117,7 @@ def _alternatives(units: Units, flags: str) -> tuple[Node, Units]:
             sequence.append(Node(unit, flags, not contained, contained))
     options.append(tuple(sequence))
     text = "|".join("".join(_within(each, outer) for each in option) for option in options)
-    return Node(text, outer, all(each.plain for option in options for each in option), options=tuple(options)), units
+    return Node(text, outer, all(each.plain for option in options for each in option), options=tuple(options))
 
 
 def _within(node: Node, flags: str) -> str:
