@@ -19,7 +19,7 @@ from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import LostDevice, Machine
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank import captured
-from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.batch import Batch, Picture, Span
 from ferrule.engine.rank.cache.pages import pages_for
 from ferrule.engine.rank.captured import Size, unfit
 from ferrule.engine.rank.torch_runner import TorchRunner
@@ -160,6 +160,9 @@ def test_a_replay_is_a_launch_and_a_wait_for_each_collective_and_one_copy_of_wha
     def rank(world: ThreadGroup) -> None:
         runner = reserve(make_runners(tmp_path, plan, ["emulated:0", "emulated:1"], "float32", None, world, stages))
         assert runner.captured is not None
+        assert runner.captured.size(given[2]) == Size(2, 4)
+        with_image = msgspec.structs.replace(given[2], pictures=(Picture(0, 0, 1, 1, 0),))
+        assert runner.captured.size(with_image) is None, "its placeholder would be computed"
         for batch in given[:2]:
             runner.run(batch)
         machine = both[world.rank]

@@ -188,6 +188,27 @@ def test_vectors_come_from_the_replica_that_is_left(monkeypatch: pytest.MonkeyPa
     running(body, monkeypatch)
 
 
+def test_a_text_that_kills_replica_after_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(engine: Replicas, planners: list[Held]) -> None:
+        async def kill() -> None:
+            struck = set()
+            while True:
+                for ranks in (each for planner in planners for each in planner.starter.started):
+                    if ranks.asked and ranks not in struck:
+                        struck.add(ranks)
+                        ranks.die(0, -9)
+                await asyncio.sleep(0.001)
+
+        for planner in planners:
+            planner.let.set()
+        killing = asyncio.create_task(kill())
+        with pytest.raises(RequestError, match="3 crashes in a row"):
+            await engine.embed([[1, 2]])
+        killing.cancel()
+
+    running(body, monkeypatch)
+
+
 def test_closing_an_answer_ends_it_at_its_replica_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(engine: Replicas, planners: list[Held]) -> None:
         stream = engine.generate([1], SamplingParams(max_tokens=400, ignore_eos=True))

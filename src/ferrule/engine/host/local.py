@@ -34,6 +34,7 @@ from ferrule.engine.types import (
     ProgressCallback,
     RankInfo,
     SamplingParams,
+    State,
     Token,
 )
 from ferrule.engine.vectors import finished
@@ -166,18 +167,24 @@ class LocalEngine:
                 finished = token.finish is not None
                 yield token
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
-        """See `ferrule.engine.types.Engine.embed`."""
+    async def embed(
+        self,
+        prompts: Sequence[Sequence[int]],
+        pooling: PoolingMode | None = None,
+        *,
+        history: History | None = None,
+    ) -> list[Vector]:
+        """See `ferrule.engine.types.Engine.embed`. ``history``: as of `generate`."""
         if self.embedding.refusal is not None:
             raise RequestError(self.embedding.refusal, code="unsupported")
         for prompt in prompts:
             self._check(prompt, answer=0)
-        pooled = await all_of(self._embed(prompt, pooling or self.embedding.pooling) for prompt in prompts)
+        pooled = await all_of(self._embed(prompt, pooling or self.embedding.pooling, history) for prompt in prompts)
         finish = partial(finished, pooled, self._dense, normalize=self.embedding.normalize)
         return await asyncio.to_thread(finish) if self._dense else finish()
 
-    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode) -> Vector:
-        with self._opened(self._requests.add(prompt, SamplingParams(), pooling)) as stream:
+    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode, history: History | None) -> Vector:
+        with self._opened(self._requests.add(prompt, SamplingParams(), pooling, history=history)) as stream:
             vector: Vector = _taken(await stream.get(), np.ndarray)
         return vector
 
@@ -195,6 +202,11 @@ class LocalEngine:
             if request.sent and not request.finished:
                 self._supervisor.send(Cancel(request.number))
             self._send_due()  # others may have waited for this one
+
+    @property
+    def state(self) -> State:
+        """As `health` tells it."""
+        return self._supervisor.state
 
     def health(self) -> Health:
         supervisor = self._supervisor
@@ -388,6 +400,13 @@ async def start(
     """
     model = await prepared(options, choose_plan, on_progress)
     place = planner(model) if planner else LocalPlanner(lab, standby=options.standby).about(model)
+    return await loaded(options, model, place, on_progress)
+
+
+async def loaded(
+    options: EngineOptions, model: PreparedModel, place: Planner, on_progress: ProgressCallback | None
+) -> LocalEngine:
+    """An engine whose ranks ``place`` places, when it is loaded; closed where it cannot be."""
     engine = LocalEngine(options, model, place)
     try:
         await engine.load(on_progress)

@@ -72,13 +72,17 @@ class ImageFamily:
     options: Callable[[Told], dict[str, int]] = lambda told: {}
 
 
+GRID = "image_grid_thw"
+"""Name of the feature that says of how many patches an image is: frames, rows and columns."""
+
+
 def numbers(feature: Feature) -> list[int]:
     """The integers of ``feature``."""
     return [int(each) for each in np.frombuffer(feature.data, np.dtype(feature.dtype))]
 
 
 def _qwen(told: Told, features: Mapping[str, Feature], text: Text) -> Placeholders:
-    frames, rows, columns = numbers(features["image_grid_thw"])
+    frames, rows, columns = numbers(features[GRID])
     count = frames * rows * columns // told.vision_config.spatial_merge_size**2
     return Placeholders(text(told.image_token) * count, count)
 
@@ -95,7 +99,7 @@ def _mistral(told: Told, features: Mapping[str, Feature], text: Text) -> Placeho
     return Placeholders("[IMG_BREAK]".join([row] * rows) + "[IMG_END]", rows * columns)
 
 
-_QWEN = ImageFamily(151_655, ("pixel_values", "image_grid_thw"), _qwen)
+_QWEN = ImageFamily(151_655, ("pixel_values", GRID), _qwen)
 FAMILIES: dict[str, ImageFamily] = {
     "gemma3": ImageFamily(262_144, ("pixel_values",), _gemma, lambda told: {"do_pan_and_scan": False}),
     "mistral3": ImageFamily(10, ("pixel_values", "image_sizes"), _mistral, lambda told: {"patch_size": told.side}),

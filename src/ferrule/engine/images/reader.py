@@ -9,7 +9,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -50,6 +50,7 @@ class ImageReader:
         self._lock = asyncio.Lock()
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._closed = False
 
     @property
@@ -118,8 +119,11 @@ class ImageReader:
             return Read(fault=f"the process that was reading it ended ({complaint or process.returncode})")
 
     def _end_idle(self) -> None:
-        if not self._lock.locked():
-            self._ending: Any = asyncio.ensure_future(self._end())
+        self._ending = asyncio.ensure_future(self._end_unused())
+
+    async def _end_unused(self) -> None:
+        async with self._lock:  # the next image may have come already: it is read first
+            await self._end()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

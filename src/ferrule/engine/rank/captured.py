@@ -86,7 +86,7 @@ class CapturedSteps:
 
     def size(self, batch: Batch) -> Size | None:
         """That of ``batch``, where it is to be run so. It depends on the batch alone."""
-        if batch.kind is Kind.EMBED or batch.adapters:
+        if batch.kind is Kind.EMBED or batch.adapters or batch.pictures:
             return None
         if any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
             return None

@@ -145,7 +145,6 @@ def follow(runner: Runner) -> None:
     """Run what the driver announces."""
     while True:
         batch = receive(runner.world, runner.plan.driver, STEP_TIMEOUT)
+        runner.run(batch)
         if batch.kind is Kind.READ:
             read_blocks(runner.shared, batch, runner.world)
-        else:
-            runner.run(batch)

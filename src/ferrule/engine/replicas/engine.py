@@ -46,7 +46,7 @@ class Replica:
     @property
     def state(self) -> State:
         if self.engine is not None:
-            return self.engine.health().state
+            return self.engine.state
         return "waiting" if isinstance(self.error, ModelUnavailable) else "failed" if self.error else "loading"
 
 
@@ -119,11 +119,13 @@ class Replicas:
         return await all_of(self._embed(prompt, pooling) for prompt in prompts)
 
     async def _embed(self, prompt: Sequence[int], pooling: PoolingMode | None) -> Vector:
+        crashes = 0
         while True:
             with self._opened(prompt, len(prompt)) as engine:
                 try:
-                    (vector,) = await engine.embed([prompt], pooling)
-                except ReleasedError:
+                    (vector,) = await engine.embed([prompt], pooling, history=History(crashes=crashes))
+                except ReleasedError as error:
+                    crashes = error.crashes
                     continue
                 return vector
 
@@ -179,8 +181,9 @@ class Replicas:
         """The replica for a request: one that is ready, or where none is comes back; with room for so many ``tokens``,
         if one has that."""
         engines = {at: each.engine for at, each in enumerate(self.replicas) if each.engine is not None}
-        best = min((self.replicas[at].state for at in engines), key=_ORDER.index)
-        found = {at: engine for at, engine in engines.items() if self.replicas[at].state == best}
+        states = {at: self.replicas[at].state for at in engines}
+        best = min(states.values(), key=_ORDER.index)
+        found = {at: engine for at, engine in engines.items() if states[at] == best}
         roomy = {at: engine for at, engine in found.items() if engine.max_context >= tokens}
         number = self._router.opened(prompt, {at: self.replicas[at].speed for at in roomy or found}, adapter)
         try:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ferrule.engine.host.local import LocalEngine
+from ferrule.engine.host.local import LocalEngine, loaded
 from ferrule.engine.host.placement import Planner
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions
@@ -122,10 +122,4 @@ async def _load(
         if on_progress is not None:
             on_progress(replace(progress, replica=number + 1))
 
-    engine = LocalEngine(place.options, model, place.planner(model))
-    try:
-        await engine.load(heard)
-    except BaseException:
-        await engine.close()
-        raise
-    return engine
+    return await loaded(place.options, model, place.planner(model), heard)

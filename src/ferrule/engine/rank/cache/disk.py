@@ -63,8 +63,14 @@ class BlockFiles:
                     file.unlink()
         return [key for _, key in sorted(files)]
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another block may wait to be written."""
+        with self._changed:
+            return self._held + self._bytes <= QUEUE_BYTES
+
     def write(self, key: bytes, data: bytes) -> None:
-        """Have ``data`` written. What cannot be is missing when it is to be read."""
+        """Have ``data`` written, where there is room. What is not is missing when it is to be read."""
         with self._changed:
             if self._held + len(data) <= QUEUE_BYTES:
                 self._held += len(data)

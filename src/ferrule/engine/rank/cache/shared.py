@@ -62,7 +62,7 @@ class SharedBlocks:
         """Do what ``batch`` says is to be done before it."""
         for each in batch.kept:
             self.store.keep(each.sequence, each.place, each.block)
-            if each.key and self.files is not None:
+            if each.key and self.files is not None and self.files.has_room:
                 self.files.write(each.key, self.store.read_block(each.block))
         for sequence in batch.released:
             self.store.release(sequence)
@@ -76,9 +76,8 @@ class SharedBlocks:
                 self.files.forget(key)
 
     def read(self, batch: Batch, world: Group) -> int:
-        """Read the blocks of a batch of `Kind.READ`; all ranks call it, with nothing else under way. Returns how many
-        of them, from the first on, every rank has; it has dropped the others."""
-        self.prepare(batch)
+        """Read the blocks of a batch of `Kind.READ` that has been run; all ranks call it, with nothing else under way.
+        Returns how many of them, from the first on, every rank has; it has dropped the others."""
         count = 0
         for each in batch.read:
             data = None if self.files is None else self.files.read(each.key)
@@ -112,7 +111,8 @@ def open_index(
         return PrefixIndex(copies=copies, most=most_tokens)
     shared.files = _open(options, world.rank, shared.store.block_bytes, about)
     count = options.prefix_disk // max(1, shared.store.block_bytes)
-    stored = [] if shared.files is None else [key.hex() for key in shared.files.found()[-_TOLD:]]
+    found = [] if shared.files is None else shared.files.found()
+    stored = [key.hex() for key in found[-_TOLD:]]
     told = tell_all(world, (shared.files is not None, count, stored), STEP_TIMEOUT)
     if not all(open_ for open_, _, _ in told):
         if shared.files is not None:
@@ -121,7 +121,7 @@ def open_index(
         return PrefixIndex(copies=copies, most=most_tokens)
     common = set(stored).intersection(*(keys for _, _, keys in told))
     assert shared.files is not None  # all have
-    for key in shared.files.found():
+    for key in found:
         if key.hex() not in common:
             shared.files.forget(key)
     of_driver = told[options.plan.driver][2]

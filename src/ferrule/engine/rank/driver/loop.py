@@ -132,6 +132,7 @@ class Driver:
         while (found := self.scheduler.read_batch()) is not None:
             sequence, batch = found
             self._announce(batch)
+            self.runner.run(batch)
             begin = time.perf_counter()
             count = read_blocks(self.runner.shared, batch, self.runner.world)
             self.prefixes.costs.took(time.perf_counter() - begin, blocks=count)

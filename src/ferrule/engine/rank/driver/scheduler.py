@@ -207,10 +207,12 @@ class Scheduler:
             sequence = self.by_identity.get(span.sequence)
             if sequence is None:  # it ended by the token before, which was read when this one was being computed
                 continue
+            before = sequence.cached // BLOCK
             sequence.cached += sequence.pending
             sequence.pending = 0
             full = sequence.cached // BLOCK
-            if full > len(sequence.held.blocks) and self.prefixes.enabled and sequence.shares:
+            # Where a block could not be kept that is tried again with the next one.
+            if full > max(before, len(sequence.held.blocks)) and self.prefixes.enabled and sequence.shares:
                 room = self.limits.cache_tokens - self._used()
                 sequence.held.keep(self.prefixes, sequence.identity, sequence.tokens, full, room)
             if sequence.cancelled or (sequence.embedded and not sequence.remaining):

@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrule.engine.images.families import GRID, numbers
 from ferrule.engine.rank.batch import Picture
 from ferrule.engine.source import read_seeing
 from ferrule.engine.types import Feature, ImageInput
 from ferrule.errors import EngineError
 
-GRID = "image_grid_thw"
-"""Name of the feature that says of how many patches an image is: frames, rows and columns."""
 _features: msgspec.msgpack.Decoder[dict[str, Feature]] = msgspec.msgpack.Decoder(dict[str, Feature])
 
 
@@ -125,7 +124,7 @@ class Seeing:
         parts: list[NDArray[np.int64]] = []
         seen = position = 0
         for image in images:
-            frames, rows, columns = (int(each) for each in np.frombuffer(image.features[GRID].data, np.int64))
+            frames, rows, columns = numbers(image.features[GRID])
             grid = np.indices((frames, rows // self.merged, columns // self.merged)).reshape(3, -1)
             text = image.begin - seen
             parts += [_text(position, text), grid + position + text]
