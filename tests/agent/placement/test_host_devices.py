@@ -162,6 +162,21 @@ def test_a_gpu_of_one_host_and_the_processor_of_another_share_a_model(monkeypatc
         hosts.place(planner, lost("cuda:0", "b"))
 
 
+def test_a_note_is_logged_once_and_hosts_beside_are_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = Hosts(monkeypatch, a=[*CARDS, PROCESSOR], b=[PROCESSOR])
+    hosts.notes = {"a": ("xpu is left out",), "b": ("cuda is left out",)}
+    planner = planner_of("auto,cuda,cpu")
+    planner._members_beside = [hosts.members.pop()]
+    assert hosts.place(planner).note == "a: xpu is left out"
+    hosts.place(planner, lost("cuda:1", "a"))
+    assert [name for name, _ in hosts.asked] == ["a", "b"], "what is known will do when time counts"
+    hosts.place(planner)
+    assert [name for name, _ in hosts.asked] == ["a", "b"] * 2
+    assert caplog.messages == ["a: xpu is left out"]
+
+
 def test_the_processor_is_asked_for_when_all_that_is_allowed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = Hosts(monkeypatch, b=[CARDS[0], PROCESSOR])
     planner = planner_of("cuda")

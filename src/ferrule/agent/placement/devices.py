@@ -41,15 +41,23 @@ class HostDevices:
         """Why devices of the hosts that were described last are left out, for people."""
 
     async def described(
-        self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
+        self,
+        members: Sequence[Member],
+        lost: LostDevices,
+        *,
+        fresh: bool,
+        now: bool = False,
+        beside: Sequence[Member] = (),
     ) -> dict[str, HostReport]:
         """Reports of those that answer, by host id: without what is ``lost``, and then with the processor. Unless
-        ``fresh`` what is known will do: after a loss time counts. ``now``: as in `DescribeDevices`."""
+        ``fresh`` what is known will do: after a loss time counts. ``now``: as in `DescribeDevices`. ``beside``: others
+        that are described, too, whose notes are not told."""
         if fresh:
             self._reports.clear()
-        found = await asyncio.gather(*(self._left(member, lost.of(member.name), now) for member in members))
-        reports = {member.host: report for member, report in zip(members, found, strict=True) if report is not None}
-        notes = tuple(note for report in reports.values() for note in report.notes)
+        every = list({member.host: member for member in (*members, *beside)}.values())
+        found = await asyncio.gather(*(self._left(member, lost.of(member.name), now) for member in every))
+        reports = {member.host: report for member, report in zip(every, found, strict=True) if report is not None}
+        notes = tuple(note for each in members if each.host in reports for note in reports[each.host].notes)
         for note in notes:
             if note not in self.notes:
                 _log.warning("%s", note)

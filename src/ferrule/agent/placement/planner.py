@@ -239,12 +239,12 @@ class ClusterPlanner:
         self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
     ) -> list[Member]:
         """Those that tell what they have, which is noted. ``fresh``, ``now``: as in `HostDevices.described`."""
-        beside = await self._devices.described(self._members_beside, lost, fresh=False, now=now)
-        reports = await self._devices.described(members, lost, fresh=fresh, now=now)
-        self._reports = beside | reports if fresh else self._reports | beside | reports
-        if not reports:
+        reports = await self._devices.described(members, lost, fresh=fresh, now=now, beside=self._members_beside)
+        self._reports = reports if fresh else self._reports | reports
+        there = [member for member in members if member.host in reports]
+        if not there:
             raise ModelUnavailable("no host could be asked what it has")
-        return [member for member in members if member.host in reports]
+        return there
 
     def _note(self, placed: Placed, lost: LostDevices) -> str:
         """For people: which devices of the hosts cannot be used, and what stays lost."""
