@@ -50,6 +50,8 @@ class FakeCluster:
         self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
         self.described = []
         self.asked_now = []
+        self.looks = 0
+        """Questions to the own agent."""
         self.up_seconds = 31.0
         self.install = {}
         """By host id, the command that installs the engine where it lacks."""
@@ -61,6 +63,7 @@ class FakeCluster:
         monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
 
     async def ask_here(self, home, question):
+        self.looks += 1
         if isinstance(question, GetReachable):
             return self.answering
         rows = [
@@ -320,8 +323,10 @@ def test_models_that_share_memory_fit_where_the_others_leave_room(monkeypatch, s
     cluster.answering = [MEMBERS[0].host]
     assert "hosta cannot hold it: " in shortage(planner, fresh=True)
     assert len(cluster.described) == 4
+    asked = cluster.looks
     assert shortage(planner, "other") is None
     assert len(cluster.described) == 4  # what was said will do
+    assert cluster.looks == asked  # also who answers
     assert planner.parts == ()
     del loaded["other"]
     cluster.memory[MEMBERS[0].host] = 19 * GB

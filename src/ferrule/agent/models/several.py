@@ -92,19 +92,18 @@ class SeveralServer(AddressServer[ManyModels]):
     def _heard(self, name: str, progress: Progress) -> None:
         self._detail = f"{name}: {progress.phase} ({progress.done / max(1, progress.total):.0%})"
 
-    def _running(self) -> dict[str, ModelServer]:
-        """Servers of the models that are in memory."""
-        if self._models is None:
-            return {}
-        states = self._models.states()
-        return {offer.name: self._servers[offer.name] for offer, engine in states if is_loaded(engine)}
+    def _running(self) -> dict[str, Engine]:
+        """Engines of the models that are in memory."""
+        states = [] if self._models is None else self._models.states()
+        return {offer.name: engine for offer, engine in states if is_loaded(engine)}
 
     def _loaded(self) -> Mapping[str, Sequence[Part]]:
-        return {name: each.parts for name, each in self._running().items() if each.state().state in _HOLDS}
+        running = self._running().items()
+        return {name: self._servers[name].parts for name, engine in running if state_of(engine) in _HOLDS}
 
     def measure_again(self) -> None:
-        for server in self._running().values():
-            server.measure_again()
+        for name in self._running():
+            self._servers[name].measure_again()
 
     def state(self) -> ServerState:
         if self._models is None:

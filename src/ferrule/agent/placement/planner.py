@@ -86,6 +86,8 @@ class ClusterPlanner:
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._beside = frozenset(beside)
         self._members_beside: Sequence[Member] = ()
+        self._here: Sequence[Member] = ()
+        """Those that told `shortage` what they have."""
         self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[object, Deployment | None] | None = None
@@ -153,20 +155,22 @@ class ClusterPlanner:
 
     async def shortage(self, without: Collection[str] = (), *, fresh: bool = False) -> str | None:
         """Why the cluster's hosts cannot hold the model now, if the models ``without`` were unloaded; None where they
-        can. ``fresh``: ask the hosts what is free. Of a split that the user gave only memory of processors is looked
-        at, since which other device a rank takes is known when it runs."""
+        can. ``fresh``: ask the hosts what is free; else what they told last will do. Of a split that the user gave
+        only memory of processors is looked at, since which other device a rank takes is known when it runs."""
         assert self._spec is not None
         assert self._memory is not None
         try:
-            members = await self._described(await self._members(), self._lost, fresh=fresh, now=fresh)
+            if fresh or not self._here:
+                self._here = ()
+                self._here = await self._described(await self._members(), self._lost, fresh=fresh, now=fresh)
             if not self._split:
-                await asyncio.to_thread(self._chosen, self._spec, self._context, members, self._lost, without)
+                await asyncio.to_thread(self._chosen, self._spec, self._context, self._here, self._lost, without)
                 return None
         except (ClusterError, ModelUnavailable) as error:
             return str(error)
         if self._options.device != CPU:
             return None
-        placed, _ = self._spread(self._spec, members)
+        placed, _ = self._spread(self._spec, self._here)
         devices = [each for report in self._reports.values() for each in (report.device, *report.others)]
         left = [self._memory.left(device, without) for device in devices]
         return lacking(self._parts(placed, (CPU,) * len(placed.hosts)), left) or None
