@@ -307,6 +307,16 @@ def test_a_saved_plan_says_on_which_hosts_which_layers_are(monkeypatch, spec):
         form(ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved), spec)
 
 
+def test_what_ranks_hold_is_for_the_longest_text_of_the_model(monkeypatch, spec):
+    FakeCluster(monkeypatch, (64 * GB,) * 3)
+    model, held = SimpleNamespace(spec=spec, longest=512), []
+    for most in (None, 512):
+        planner = ClusterPlanner(None, EngineOptions("x", max_context=most), split=False).about(model)
+        form(planner, spec)
+        held.append(planner.parts)
+    assert held[0] == held[1]
+
+
 def test_models_that_share_memory_fit_where_the_others_leave_room(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch, (14 * GB, 14 * GB, 14 * GB))
     loaded = {"other": [Part("hosta", "cpu", 6 * GB, GB)]}

@@ -86,7 +86,7 @@ class SeveralServer(AddressServer[ManyModels]):
             return await server.load(measured=False)  # clients wait
 
         self._planners[one.name] = lambda: planner_of(self._home, one.name, desired, memory).about(model)
-        need = Need.of(options, model, options.max_context or model.spec.max_context)
+        need = Need.of(options, model, options.max_context or model.longest)
         return Offer(Unloaded.of(options, model), load, need, one.pin, one.ttl, one.preload, one.tool_parser)
 
     def _heard(self, name: str, progress: Progress) -> None:

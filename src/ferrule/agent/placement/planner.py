@@ -19,7 +19,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
-from ferrule.engine.device_names import CPU
+from ferrule.engine.device_names import CPU, device_of
 from ferrule.engine.host.device_returns import DeviceReturns
 from ferrule.engine.host.lost_devices import DeviceOfHost, LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
@@ -92,6 +92,7 @@ class ClusterPlanner:
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[object, Deployment | None] | None = None
         self._spec: ModelSpec | None = None
+        self._longest: int | None = None
         self._memory = memory
         self._devices = HostDevices(home, options.device, memory)
         self._reports: dict[str, HostReport] = {}
@@ -105,7 +106,7 @@ class ClusterPlanner:
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
-        self._spec = model.spec
+        self._spec, self._longest = model.spec, model.longest
         return self
 
     def speed(self) -> float:
@@ -180,9 +181,8 @@ class ClusterPlanner:
         """What the ranks hold, where they were placed last."""
         if self.placed is None:
             return ()
-        names = self._running_on.split(",")
-        devices = names if len(names) == len(self.placed.hosts) else names[:1] * len(self.placed.hosts)
-        return self._parts(self.placed, devices)
+        ranks = len(self.placed.hosts)
+        return self._parts(self.placed, [device_of(self._running_on, rank, ranks) for rank in range(ranks)])
 
     def _parts(self, placed: Placed, devices: Sequence[str]) -> tuple[Part, ...]:
         assert self._spec is not None
@@ -192,8 +192,9 @@ class ClusterPlanner:
 
     @property
     def _context(self) -> int:
-        assert self._spec is not None
-        return self._options.max_context or self._spec.max_context
+        context = self._options.max_context or self._longest
+        assert context is not None
+        return context
 
     async def _probe(self, host: str, device: str) -> str:
         return await probe_of(self._home, self._up, host, device)
