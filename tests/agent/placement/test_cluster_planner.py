@@ -60,7 +60,7 @@ class FakeCluster:
         monkeypatch.setattr(host_devices, "ask_member", self.ask_member)
         monkeypatch.setattr(cluster_planner, "ask_all", self.ask_all)
         monkeypatch.setattr(host_devices, "parse_report", lambda text, origin: text_of[text])
-        monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
+        monkeypatch.setattr(host_devices, "read_calibrations", dict)
 
     async def ask_here(self, home, question):
         self.looks += 1

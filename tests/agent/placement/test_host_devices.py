@@ -13,7 +13,6 @@ import pytest
 from ferrule.agent import device as agent_device
 from ferrule.agent.device import DEVICE_SECONDS, PROCESSOR_SECONDS, allowed_devices
 from ferrule.agent.placement import devices as host_devices
-from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.planner import ClusterPlanner
 from ferrule.cluster.messages import DescribeDevices, ProbeDevice
 from ferrule.cluster.records import Member
@@ -87,7 +86,7 @@ class Hosts:
         self.notes: dict[str, tuple[str, ...]] = {}
         self.back: dict[str, str] = {}
         patch.setattr(host_devices, "ask_member", self.ask_member)
-        patch.setattr(cluster_planner, "read_calibrations", dict)
+        patch.setattr(host_devices, "read_calibrations", dict)
         self.members = [
             Member(name * 32, name, 8421, (f"10.0.0.{number}",), "0.1.0", "3.11") for number, name in enumerate(devices)
         ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
+from ferrule.agent.placement.cores import reports_by_share
 from ferrule.agent.placement.shared import SharedMemory
 from ferrule.cluster.client import ask_member
 from ferrule.cluster.home import ClusterHome
@@ -19,8 +20,9 @@ from ferrule.engine.device_probe import PROBE_SECONDS
 from ferrule.engine.host.device_choice import apart
 from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.errors import ClusterError, LinkError
-from ferrule.plan import DeviceSpec
-from ferrule.plan.cluster import HostReport, parse_report
+from ferrule.plan import ClusterSpec, DeviceSpec
+from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports, parse_report
+from ferrule.plan.cost import calibrated, read_calibrations
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +94,15 @@ class HostDevices:
             report = _each(report, self._memory.emptied)
         self._reports[member.host, names] = report
         return report
+
+
+def cluster_of(members: Sequence[Member], reports: Mapping[str, HostReport]) -> ClusterSpec:
+    """Of these ``members``, each with its own part of a machine that it shares with others of the ``reports``, and with
+    devices as calibrated."""
+    own = reports_by_share(reports)
+    cluster = cluster_of_reports([own[member.host] for member in members], Sources.of_this_machine())
+    known = read_calibrations()
+    return replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
 
 
 async def probe_of(home: ClusterHome, members: Sequence[Member], host: str, device: str) -> str:

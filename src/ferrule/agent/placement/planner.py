@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
-from ferrule.agent.placement.devices import HostDevices, probe_of
+from ferrule.agent.placement.cores import HostCores, rank_threads
+from ferrule.agent.placement.devices import HostDevices, cluster_of, probe_of
 from ferrule.agent.placement.ranks import ClusterStarter, FileSource
 from ferrule.agent.placement.shared import Part, SharedMemory, lacking, parts_of
 from ferrule.agent.placement.standby import ClusterStandby
@@ -40,8 +40,7 @@ from ferrule.plan import (
     predicted,
     search,
 )
-from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports
-from ferrule.plan.cost import calibrated, read_calibrations
+from ferrule.plan.cluster import HostReport
 from ferrule.plan.explain import WORTH_IT, verdict
 
 _log = logging.getLogger(__name__)
@@ -329,13 +328,10 @@ class ClusterPlanner:
         without: Collection[str] = (),
     ) -> tuple[Placed, list[Member]]:
         """``without``: names of models that are to be unloaded."""
-        reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that
-        cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
-        known = read_calibrations()
-        there = [calibrated(device, known) for device in cluster.devices]
+        cluster = cluster_of(members, self._reports)  # also of a host that is away: the others do not grow by that
         if self._memory is not None:
-            there = [self._memory.left(device, without) for device in there]
-        cluster = replace(cluster, devices=tuple(there))
+            left = tuple(self._memory.left(device, without) for device in cluster.devices)
+            cluster = replace(cluster, devices=left)
         work = Workload(context=context, prompt=min(512, max(1, context // 2)))
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))
