@@ -67,11 +67,7 @@ class SeveralServer(AddressServer[ManyModels]):
             aliases = aliases.also(each.name, each.aliases)
         room = ClusterRoom(lambda name: self._planners[name]())
         self._models = ManyModels(offers, room, aliases=aliases, tell=_log.info)
-        try:
-            await self._models.start()
-        except BaseException:
-            await self._models.aclose()
-            raise
+        await self._models.start()
         self._started = True
         return self._models
 
