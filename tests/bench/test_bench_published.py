@@ -118,7 +118,7 @@ def test_a_fit_finds_what_made_the_rows() -> None:
     for bytes_seconds, operations in ((0.02, 1000.0), (0.05, 200.0), (0.001, 3000.0), (0.1, 100.0)):
         seconds = bytes_seconds / 0.9 + operations * 6e-6
         measured = series.rows[0].__class__(hosts=1, tokens_per_s=1 / seconds)
-        rows.append(Linear(series, measured, 0.0, {(read,): bytes_seconds, (launch,): operations}, 1.0))
+        rows.append(Linear(series, measured, 0.0, {(read,): bytes_seconds, (launch,): operations}))
     found = fit(rows * 20, [launch, read])
     assert found[launch] == pytest.approx(6e-6, rel=0.02)
     assert found[read] == pytest.approx(0.9, rel=0.02)

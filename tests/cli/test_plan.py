@@ -203,6 +203,17 @@ def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
         assert words in told.output
     assert "* not with the built-in engine: an encoder runs on one rank" in told.output
     assert "tok/s" not in told.output
+    for objective in ("latency", "throughput", "energy", "ttft", "context"):
+        told = run(str(file), "--profile", "two-strix", "--objective", objective, "--concurrency", "8")
+        assert told.exit_code == 0, told.output
+        assert ("best ttft" in told.output) == (objective != "context")
+        assert "s for a vector in four of five cases" in told.output
+        for words in ("tok/s", "J/token", "×  replicas"):
+            assert words not in told.output
+    small = run(str(file), "--cluster", desk(tmp_path, "700 MiB"))
+    assert (small.exit_code, "what would fit" in small.output, "tok/s" in small.output) == (4, True, False)
+    apart = run(str(file), "--profile", "two-strix", "--prompts-on", "strix-a")
+    assert (apart.exit_code, "an encoder makes none" in apart.output) == (2, True)
     drawn = run(str(file), "--profile", "two-strix", "--plot", str(tmp_path / "a.png"))
     assert (drawn.exit_code, "an encoder makes none" in drawn.output) == (2, True)
     answer = json.loads(run(str(file), "--profile", "two-strix", "--json").output)

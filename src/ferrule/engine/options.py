@@ -39,6 +39,11 @@ class Adapter:
     path: str
     identity: str = ""
 
+    @property
+    def text(self) -> str:
+        """As `parse_adapters` takes it."""
+        return f"{self.name}={self.path}"
+
 
 def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
     """Of texts ``NAME=PATH``. Raises `ConfigError`."""

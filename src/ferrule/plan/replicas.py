@@ -11,13 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ferrule.model import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
 from ferrule.plan.cost.predictor import predicted
+from ferrule.plan.explain.verdict import WORTH_IT
 from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate
-from ferrule.plan.question import Question
-from ferrule.plan.search.best import best_plan
+from ferrule.plan.question import Question, Workload
+from ferrule.plan.search.best import best_plan, search
 
+AT_ONCE = 16
+"""Sequences for which the best number of copies is looked for."""
 MOST_DEVICES = 64
 """Of more no copies are planned."""
 
@@ -63,6 +67,24 @@ def best_replicas(question: Question, count: int | None = None, *, whole_hosts: 
         if len(groups) >= 2 and count in (None, len(groups)):
             found.append(_replicated(question, groups, known))
     return max(filter(None, found), key=lambda each: (each.throughput, -len(each.copies)), default=None)
+
+
+def replicas_question(model: ModelSpec, cluster: ClusterSpec, count: int | None, max_context: int | None) -> Question:
+    """What ``count`` copies, or the best number of them, are chosen by."""
+    context = min(max_context or Workload().context, model.max_context)
+    work = Workload(context, min(512, max(1, context // 2)), concurrency=count or AT_ONCE)
+    return Question(model, cluster, work, "throughput", runnable_only=True)
+
+
+def worthwhile_replicas(
+    question: Question, count: int | None = None, *, whole_hosts: bool = False
+) -> Replicated | None:
+    """As `best_replicas`; where their number is not given, None also if one copy makes about as many tokens."""
+    found = best_replicas(question, count, whole_hosts=whole_hosts)
+    if found is None or count is not None:
+        return found
+    alone = search(question).best
+    return None if alone and found.throughput < WORTH_IT * alone.prediction.throughput else found
 
 
 def divide(units: Sequence[Group], count: int) -> tuple[Group, ...]:

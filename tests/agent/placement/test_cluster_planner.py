@@ -50,6 +50,8 @@ class FakeCluster:
         self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
         self.described = []
         self.asked_now = []
+        self.looks = 0
+        """Questions to the own agent."""
         self.up_seconds = 31.0
         self.install = {}
         """By host id, the command that installs the engine where it lacks."""
@@ -58,9 +60,10 @@ class FakeCluster:
         monkeypatch.setattr(host_devices, "ask_member", self.ask_member)
         monkeypatch.setattr(cluster_planner, "ask_all", self.ask_all)
         monkeypatch.setattr(host_devices, "parse_report", lambda text, origin: text_of[text])
-        monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
+        monkeypatch.setattr(host_devices, "read_calibrations", dict)
 
     async def ask_here(self, home, question):
+        self.looks += 1
         if isinstance(question, GetReachable):
             return self.answering
         rows = [
@@ -304,6 +307,16 @@ def test_a_saved_plan_says_on_which_hosts_which_layers_are(monkeypatch, spec):
         form(ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved), spec)
 
 
+def test_what_ranks_hold_is_for_the_longest_text_of_the_model(monkeypatch, spec):
+    FakeCluster(monkeypatch, (64 * GB,) * 3)
+    model, held = SimpleNamespace(spec=spec, longest=512), []
+    for most in (None, 512):
+        planner = ClusterPlanner(None, EngineOptions("x", max_context=most), split=False).about(model)
+        form(planner, spec)
+        held.append(planner.parts)
+    assert held[0] == held[1]
+
+
 def test_models_that_share_memory_fit_where_the_others_leave_room(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch, (14 * GB, 14 * GB, 14 * GB))
     loaded = {"other": [Part("hosta", "cpu", 6 * GB, GB)]}
@@ -320,8 +333,10 @@ def test_models_that_share_memory_fit_where_the_others_leave_room(monkeypatch, s
     cluster.answering = [MEMBERS[0].host]
     assert "hosta cannot hold it: " in shortage(planner, fresh=True)
     assert len(cluster.described) == 4
+    asked = cluster.looks
     assert shortage(planner, "other") is None
     assert len(cluster.described) == 4  # what was said will do
+    assert cluster.looks == asked  # also who answers
     assert planner.parts == ()
     del loaded["other"]
     cluster.memory[MEMBERS[0].host] = 19 * GB

@@ -13,7 +13,6 @@ import pytest
 from ferrule.agent import device as agent_device
 from ferrule.agent.device import DEVICE_SECONDS, PROCESSOR_SECONDS, allowed_devices
 from ferrule.agent.placement import devices as host_devices
-from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.planner import ClusterPlanner
 from ferrule.cluster.messages import DescribeDevices, ProbeDevice
 from ferrule.cluster.records import Member
@@ -87,7 +86,7 @@ class Hosts:
         self.notes: dict[str, tuple[str, ...]] = {}
         self.back: dict[str, str] = {}
         patch.setattr(host_devices, "ask_member", self.ask_member)
-        patch.setattr(cluster_planner, "read_calibrations", dict)
+        patch.setattr(host_devices, "read_calibrations", dict)
         self.members = [
             Member(name * 32, name, 8421, (f"10.0.0.{number}",), "0.1.0", "3.11") for number, name in enumerate(devices)
         ]
@@ -160,6 +159,21 @@ def test_a_gpu_of_one_host_and_the_processor_of_another_share_a_model(monkeypatc
     assert deployment.note == "a: cuda is left out: torch finds none; it counts as its processor"
     with pytest.raises(ModelUnavailable, match=r"^cuda:0 of b stays lost; a and b cannot hold it: .* too little"):
         hosts.place(planner, lost("cuda:0", "b"))
+
+
+def test_a_note_is_logged_once_and_hosts_beside_are_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = Hosts(monkeypatch, a=[*CARDS, PROCESSOR], b=[PROCESSOR])
+    hosts.notes = {"a": ("xpu is left out",), "b": ("cuda is left out",)}
+    planner = planner_of("auto,cuda,cpu")
+    planner._members_beside = [hosts.members.pop()]
+    assert hosts.place(planner).note == "a: xpu is left out"
+    hosts.place(planner, lost("cuda:1", "a"))
+    assert [name for name, _ in hosts.asked] == ["a", "b"], "what is known will do when time counts"
+    hosts.place(planner)
+    assert [name for name, _ in hosts.asked] == ["a", "b"] * 2
+    assert caplog.messages == ["a: xpu is left out"]
 
 
 def test_the_processor_is_asked_for_when_all_that_is_allowed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,3 +463,15 @@ def test_closing_ends_a_load_and_refuses_those_who_wait() -> None:
         assert all(each.closed for each in client.fleet.engines)
 
     with_fleet(work)
+
+
+def test_models_that_were_loaded_are_closed_where_a_later_one_fails_at_the_start() -> None:
+    async def run() -> None:
+        fleet = Fleet(settings={"acme/b": {"preload": True}})
+        fleet.broken["acme/b"] = ModelUnavailable("no")
+        with pytest.raises(ModelUnavailable):
+            await fleet.models.start()
+        assert fleet.engine("acme/a").closed
+        assert fleet.loaded == []
+
+    asyncio.run(run())

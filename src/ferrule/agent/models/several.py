@@ -67,11 +67,7 @@ class SeveralServer(AddressServer[ManyModels]):
             aliases = aliases.also(each.name, each.aliases)
         room = ClusterRoom(lambda name: self._planners[name]())
         self._models = ManyModels(offers, room, aliases=aliases, tell=_log.info)
-        try:
-            await self._models.start()
-        except BaseException:
-            await self._models.aclose()
-            raise
+        await self._models.start()
         self._started = True
         return self._models
 
@@ -86,25 +82,24 @@ class SeveralServer(AddressServer[ManyModels]):
             return await server.load(measured=False)  # clients wait
 
         self._planners[one.name] = lambda: planner_of(self._home, one.name, desired, memory).about(model)
-        need = Need.of(options, model, options.max_context or model.spec.max_context)
+        need = Need.of(options, model, options.max_context or model.longest)
         return Offer(Unloaded.of(options, model), load, need, one.pin, one.ttl, one.preload, one.tool_parser)
 
     def _heard(self, name: str, progress: Progress) -> None:
         self._detail = f"{name}: {progress.phase} ({progress.done / max(1, progress.total):.0%})"
 
-    def _running(self) -> dict[str, ModelServer]:
-        """Servers of the models that are in memory."""
-        if self._models is None:
-            return {}
-        states = self._models.states()
-        return {offer.name: self._servers[offer.name] for offer, engine in states if is_loaded(engine)}
+    def _running(self) -> dict[str, Engine]:
+        """Engines of the models that are in memory."""
+        states = [] if self._models is None else self._models.states()
+        return {offer.name: engine for offer, engine in states if is_loaded(engine)}
 
     def _loaded(self) -> Mapping[str, Sequence[Part]]:
-        return {name: each.parts for name, each in self._running().items() if each.state().state in _HOLDS}
+        running = self._running().items()
+        return {name: self._servers[name].parts for name, engine in running if state_of(engine) in _HOLDS}
 
     def measure_again(self) -> None:
-        for server in self._running().values():
-            server.measure_again()
+        for name in self._running():
+            self._servers[name].measure_again()
 
     def state(self) -> ServerState:
         if self._models is None:

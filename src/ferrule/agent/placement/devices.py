@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
+from ferrule.agent.placement.cores import reports_by_share
 from ferrule.agent.placement.shared import SharedMemory
 from ferrule.cluster.client import ask_member
 from ferrule.cluster.home import ClusterHome
@@ -19,8 +20,9 @@ from ferrule.engine.device_probe import PROBE_SECONDS
 from ferrule.engine.host.device_choice import apart
 from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.errors import ClusterError, LinkError
-from ferrule.plan import DeviceSpec
-from ferrule.plan.cluster import HostReport, parse_report
+from ferrule.plan import ClusterSpec, DeviceSpec
+from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports, parse_report
+from ferrule.plan.cost import calibrated, read_calibrations
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +43,23 @@ class HostDevices:
         """Why devices of the hosts that were described last are left out, for people."""
 
     async def described(
-        self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
+        self,
+        members: Sequence[Member],
+        lost: LostDevices,
+        *,
+        fresh: bool,
+        now: bool = False,
+        beside: Sequence[Member] = (),
     ) -> dict[str, HostReport]:
         """Reports of those that answer, by host id: without what is ``lost``, and then with the processor. Unless
-        ``fresh`` what is known will do: after a loss time counts. ``now``: as in `DescribeDevices`."""
+        ``fresh`` what is known will do: after a loss time counts. ``now``: as in `DescribeDevices`. ``beside``: others
+        that are described, too, whose notes are not told."""
         if fresh:
             self._reports.clear()
-        found = await asyncio.gather(*(self._left(member, lost.of(member.name), now) for member in members))
-        reports = {member.host: report for member, report in zip(members, found, strict=True) if report is not None}
-        notes = tuple(note for report in reports.values() for note in report.notes)
+        every = list({member.host: member for member in (*members, *beside)}.values())
+        found = await asyncio.gather(*(self._left(member, lost.of(member.name), now) for member in every))
+        reports = {member.host: report for member, report in zip(every, found, strict=True) if report is not None}
+        notes = tuple(note for each in members if each.host in reports for note in reports[each.host].notes)
         for note in notes:
             if note not in self.notes:
                 _log.warning("%s", note)
@@ -84,6 +94,15 @@ class HostDevices:
             report = _each(report, self._memory.emptied)
         self._reports[member.host, names] = report
         return report
+
+
+def cluster_of(members: Sequence[Member], reports: Mapping[str, HostReport]) -> ClusterSpec:
+    """Of these ``members``, each with its own part of a machine that it shares with others of the ``reports``, and with
+    devices as calibrated."""
+    own = reports_by_share(reports)
+    cluster = cluster_of_reports([own[member.host] for member in members], Sources.of_this_machine())
+    known = read_calibrations()
+    return replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
 
 
 async def probe_of(home: ClusterHome, members: Sequence[Member], host: str, device: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
-from ferrule.agent.placement.devices import HostDevices, probe_of
+from ferrule.agent.placement.cores import HostCores, rank_threads
+from ferrule.agent.placement.devices import HostDevices, cluster_of, probe_of
 from ferrule.agent.placement.ranks import ClusterStarter, FileSource
 from ferrule.agent.placement.shared import Part, SharedMemory, lacking, parts_of
 from ferrule.agent.placement.standby import ClusterStandby
@@ -19,7 +19,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
-from ferrule.engine.device_names import CPU
+from ferrule.engine.device_names import CPU, device_of
 from ferrule.engine.host.device_returns import DeviceReturns
 from ferrule.engine.host.lost_devices import DeviceOfHost, LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
@@ -40,8 +40,7 @@ from ferrule.plan import (
     predicted,
     search,
 )
-from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports
-from ferrule.plan.cost import calibrated, read_calibrations
+from ferrule.plan.cluster import HostReport
 from ferrule.plan.explain import WORTH_IT, verdict
 
 _log = logging.getLogger(__name__)
@@ -86,10 +85,13 @@ class ClusterPlanner:
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._beside = frozenset(beside)
         self._members_beside: Sequence[Member] = ()
+        self._here: Sequence[Member] = ()
+        """Those that told `shortage` what they have."""
         self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[object, Deployment | None] | None = None
         self._spec: ModelSpec | None = None
+        self._longest: int | None = None
         self._memory = memory
         self._devices = HostDevices(home, options.device, memory)
         self._reports: dict[str, HostReport] = {}
@@ -103,7 +105,7 @@ class ClusterPlanner:
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
-        self._spec = model.spec
+        self._spec, self._longest = model.spec, model.longest
         return self
 
     def speed(self) -> float:
@@ -153,20 +155,22 @@ class ClusterPlanner:
 
     async def shortage(self, without: Collection[str] = (), *, fresh: bool = False) -> str | None:
         """Why the cluster's hosts cannot hold the model now, if the models ``without`` were unloaded; None where they
-        can. ``fresh``: ask the hosts what is free. Of a split that the user gave only memory of processors is looked
-        at, since which other device a rank takes is known when it runs."""
+        can. ``fresh``: ask the hosts what is free; else what they told last will do. Of a split that the user gave
+        only memory of processors is looked at, since which other device a rank takes is known when it runs."""
         assert self._spec is not None
         assert self._memory is not None
         try:
-            members = await self._described(await self._members(), self._lost, fresh=fresh, now=fresh)
+            if fresh or not self._here:
+                self._here = ()
+                self._here = await self._described(await self._members(), self._lost, fresh=fresh, now=fresh)
             if not self._split:
-                await asyncio.to_thread(self._chosen, self._spec, self._context, members, self._lost, without)
+                await asyncio.to_thread(self._chosen, self._spec, self._context, self._here, self._lost, without)
                 return None
         except (ClusterError, ModelUnavailable) as error:
             return str(error)
         if self._options.device != CPU:
             return None
-        placed, _ = self._spread(self._spec, members)
+        placed, _ = self._spread(self._spec, self._here)
         devices = [each for report in self._reports.values() for each in (report.device, *report.others)]
         left = [self._memory.left(device, without) for device in devices]
         return lacking(self._parts(placed, (CPU,) * len(placed.hosts)), left) or None
@@ -176,9 +180,8 @@ class ClusterPlanner:
         """What the ranks hold, where they were placed last."""
         if self.placed is None:
             return ()
-        names = self._running_on.split(",")
-        devices = names if len(names) == len(self.placed.hosts) else names[:1] * len(self.placed.hosts)
-        return self._parts(self.placed, devices)
+        ranks = len(self.placed.hosts)
+        return self._parts(self.placed, [device_of(self._running_on, rank, ranks) for rank in range(ranks)])
 
     def _parts(self, placed: Placed, devices: Sequence[str]) -> tuple[Part, ...]:
         assert self._spec is not None
@@ -188,8 +191,9 @@ class ClusterPlanner:
 
     @property
     def _context(self) -> int:
-        assert self._spec is not None
-        return self._options.max_context or self._spec.max_context
+        context = self._options.max_context or self._longest
+        assert context is not None
+        return context
 
     async def _probe(self, host: str, device: str) -> str:
         return await probe_of(self._home, self._up, host, device)
@@ -239,12 +243,12 @@ class ClusterPlanner:
         self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
     ) -> list[Member]:
         """Those that tell what they have, which is noted. ``fresh``, ``now``: as in `HostDevices.described`."""
-        beside = await self._devices.described(self._members_beside, lost, fresh=False, now=now)
-        reports = await self._devices.described(members, lost, fresh=fresh, now=now)
-        self._reports = beside | reports if fresh else self._reports | beside | reports
-        if not reports:
+        reports = await self._devices.described(members, lost, fresh=fresh, now=now, beside=self._members_beside)
+        self._reports = reports if fresh else self._reports | reports
+        there = [member for member in members if member.host in reports]
+        if not there:
             raise ModelUnavailable("no host could be asked what it has")
-        return [member for member in members if member.host in reports]
+        return there
 
     def _note(self, placed: Placed, lost: LostDevices) -> str:
         """For people: which devices of the hosts cannot be used, and what stays lost."""
@@ -324,13 +328,10 @@ class ClusterPlanner:
         without: Collection[str] = (),
     ) -> tuple[Placed, list[Member]]:
         """``without``: names of models that are to be unloaded."""
-        reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that
-        cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
-        known = read_calibrations()
-        there = [calibrated(device, known) for device in cluster.devices]
+        cluster = cluster_of(members, self._reports)  # also of a host that is away: the others do not grow by that
         if self._memory is not None:
-            there = [self._memory.left(device, without) for device in there]
-        cluster = replace(cluster, devices=tuple(there))
+            left = tuple(self._memory.left(device, without) for device in cluster.devices)
+            cluster = replace(cluster, devices=left)
         work = Workload(context=context, prompt=min(512, max(1, context // 2)))
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from ferrule.agent.placement.cores import reports_by_share
-from ferrule.agent.placement.devices import HostDevices
+from ferrule.agent.placement.devices import HostDevices, cluster_of
 from ferrule.agent.placement.planner import require_known
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetStatus
 from ferrule.cluster.records import Member
-from ferrule.engine.host.device_choice import CONTEXT
 from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.engine.options import EngineOptions
-from ferrule.engine.replicas.here import AT_ONCE
 from ferrule.errors import ConfigError
 from ferrule.model import ModelSpec
-from ferrule.plan import Question, Workload, search
-from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports
-from ferrule.plan.cost import calibrated, read_calibrations
-from ferrule.plan.explain import WORTH_IT
-from ferrule.plan.replicas import best_replicas, divide
+from ferrule.plan.cluster import HostReport
+from ferrule.plan.replicas import divide, replicas_question, worthwhile_replicas
 
 Hosts = tuple[str, ...]
 """Names of hosts."""
@@ -61,24 +54,15 @@ def _hosts_of_one(options: EngineOptions, hosts: int) -> int:
 def _planned(
     options: EngineOptions, count: int, model: ModelSpec, up: Sequence[Member], described: Mapping[str, HostReport]
 ) -> tuple[Hosts, ...]:
-    reports = reports_by_share(described)
-    members = [member for member in up if member.host in reports]
+    members = [member for member in up if member.host in described]
     names = tuple(sorted(member.name for member in members))
     if not members:
         return divide([(each.name,) for each in up], max(1, count))
-    cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
-    known = read_calibrations()
-    cluster = replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
-    context = min(options.max_context or CONTEXT, model.max_context)
-    work = Workload(context, min(512, max(1, context // 2)), concurrency=count or AT_ONCE)
-    question = Question(model, cluster, work, "throughput", runnable_only=True)
-    found = best_replicas(question, count or None, whole_hosts=True)
-    if not count:
-        alone = search(question).best
-        if found is None or (alone and found.throughput < WORTH_IT * alone.prediction.throughput):
-            return (names,)
-    elif found is None:  # the planner of each says what is missing where
-        return divide([(name,) for name in names], count)
+    cluster = cluster_of(members, described)
+    question = replicas_question(model, cluster, count or None, options.max_context)
+    found = worthwhile_replicas(question, count or None, whole_hosts=True)
+    if found is None:  # where there should be several, the planner of each says what is missing where
+        return divide([(name,) for name in names], count or 1)
     groups = [list(dict.fromkeys(cluster.by_name[device].host_name for device in group)) for group in found.groups]
     spare = [name for name in names if not any(name in group for group in groups)]
     for number, name in enumerate(spare):  # to which a copy goes that loses its own

@@ -4,15 +4,14 @@ rows, and by one to all but its machine's."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ferrule.bench.published.data import Measurement, Series, host_names, plan_of, question_of, read_series
-from ferrule.bench.published.fit import Linear, Name, fit, linear, names_of, seconds_of, terms_of
+from ferrule.bench.published.data import Measurement, Series, read_series
+from ferrule.bench.published.fit import Linear, Name, fit, linear, names_of, prediction_of, seconds_of, terms_of
 from ferrule.hardware import Profiles, shipped
 from ferrule.plan import Prediction
-from ferrule.plan.cost import predict
 from ferrule.plan.cost.interval import Case
 from ferrule.plan.prediction import Between
 
@@ -135,59 +134,50 @@ def bench_published() -> PublishedBench:
     families = _left_out(every, counted, names, lambda row: row.series.family)
     machines = _left_out(every, counted, names, lambda row: row.series.machine)
     fitted = fit(counted, names)
+    errors = [
+        (row, math.log(row.measured / seconds))
+        for row, seconds in zip(every, families, strict=True)
+        if not row.row.doubtful
+    ]
     rows = []
     for row, family, machine in zip(every, families, machines, strict=True):
-        errors = [
-            math.log(other.measured / seconds)
-            for other, seconds in zip(every, families, strict=True)
-            if other.series.family != row.series.family and not other.row.doubtful and case_of(other) == case_of(row)
-        ]
-        spread = quantile(errors)
-        rate = row.tokens / family
+        others = [(other, error) for other, error in errors if other.series.family != row.series.family]
+        rate = row.row.tokens / family
+        between = Between.about(rate, _spread(others, case_of(row)))
         rows.append(
             PublishedRow(
                 row.series,
                 row.row,
-                _rate(_predicted(row.series, row.row, profiles), row.row),
-                row.tokens / seconds_of(row, fitted),
+                _rate(prediction_of(row.series, row.row, profiles), row.row),
+                row.row.tokens / seconds_of(row, fitted),
                 rate,
-                row.tokens / machine,
-                rate * math.exp(-spread),
-                rate * math.exp(spread),
+                row.row.tokens / machine,
+                between.low,
+                between.high,
             )
         )
-    spreads = {
-        case: quantile(
-            [
-                math.log(row.measured / seconds)
-                for row, seconds in zip(every, families, strict=True)
-                if not row.row.doubtful and case_of(row) == case
-            ]
-        )
-        for case in sorted({case_of(row) for row in counted})
-    }
+    spreads = {case: _spread(errors, case) for case in sorted({case_of(row) for row in counted})}
     return PublishedBench(tuple(rows), fitted, spreads, tuple(_disagreements(rows)), _checked(profiles))
+
+
+def _spread(errors: Iterable[tuple[Linear, float]], case: Case) -> float:
+    return quantile([error for row, error in errors if case_of(row) == case])
 
 
 def _checked(profiles: Profiles) -> tuple[CheckedRow, ...]:
     found = []
     for series in read_series("check.toml"):
         for row in series.rows:
-            prediction = _predicted(series, row, profiles)
+            prediction = prediction_of(series, row, profiles)
             rate, interval = _rate(prediction, row), prediction.interval
             spread = interval.prompt if row.prefill else interval.token if row.concurrency == 1 else interval.step
             found.append(CheckedRow(series, row, rate, Between.about(rate, spread)))
     return tuple(found)
 
 
-def _predicted(series: Series, row: Measurement, profiles: Profiles) -> Prediction:
-    return predict(question_of(series, row, profiles), plan_of(series.spec.layers, host_names(row), row.split))
-
-
 def _rate(prediction: Prediction, row: Measurement) -> float:
     """Tokens per second."""
-    tokens = row.prompt if row.prefill else row.concurrency
-    return tokens / sum(term.seconds for term in terms_of(prediction, row))
+    return row.tokens / sum(term.seconds for term in terms_of(prediction, row))
 
 
 def case_of(row: Linear) -> Case:

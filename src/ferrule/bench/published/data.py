@@ -44,6 +44,11 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def prefill(self) -> bool:
         return self.phase == "prefill"
 
+    @property
+    def tokens(self) -> int:
+        """That are computed in the time it is of."""
+        return self.prompt if self.prefill else self.concurrency
+
 
 @dataclass(frozen=True)
 class Series:

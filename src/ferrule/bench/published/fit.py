@@ -75,12 +75,11 @@ class Linear:
     row: Measurement
     fixed: float
     terms: Mapping[tuple[Name, ...], float]
-    tokens: float
 
     @property
     def measured(self) -> float:
         """Seconds."""
-        return self.tokens / self.row.tokens_per_s
+        return self.row.tokens / self.row.tokens_per_s
 
 
 def over(name: Name) -> bool:
@@ -108,9 +107,8 @@ def linear(series: Series, row: Measurement, profiles: Profiles) -> Linear:
         ((runtime.name, "", "step_seconds"),): float(passes),
         (("", "", "sequence_seconds"),): sequences,
     }
-    tokens = row.prompt if row.prefill else row.concurrency
     fixed = without["collective"] + without["hop"] + without["disk"]
-    return Linear(series, row, fixed, {names: value for names, value in terms.items() if value}, tokens)
+    return Linear(series, row, fixed, {names: value for names, value in terms.items() if value})
 
 
 def _reference(runtime: Runtime, calls: float) -> Runtime:
@@ -128,13 +126,16 @@ def _reference(runtime: Runtime, calls: float) -> Runtime:
 
 
 def _terms(series: Series, row: Measurement, profiles: Profiles, runtime: Runtime) -> dict[str, float]:
-    prediction = predict(
-        question_of(series, row, profiles, runtime), plan_of(series.spec.layers, host_names(row), row.split)
-    )
     seconds = dict.fromkeys(("weights", "cache", "compute", "launch", "collective", "hop", "disk"), 0.0)
-    for term in terms_of(prediction, row):
+    for term in terms_of(prediction_of(series, row, profiles, runtime), row):
         seconds[term.kind] += term.seconds
     return seconds
+
+
+def prediction_of(series: Series, row: Measurement, profiles: Profiles, runtime: Runtime | None = None) -> Prediction:
+    """``runtime``: as in `question_of`."""
+    plan = plan_of(series.spec.layers, host_names(row), row.split)
+    return predict(question_of(series, row, profiles, runtime), plan)
 
 
 def terms_of(prediction: Prediction, row: Measurement) -> tuple[Term, ...]:

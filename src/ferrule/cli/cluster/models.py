@@ -82,7 +82,7 @@ def offered(several: Sequence[Wanted]) -> tuple[OfferedModel, ...]:
                 tensor=each.tp,
                 pipeline=each.pp,
                 device=each.device,
-                adapters=tuple(f"{adapter.name}={adapter.path}" for adapter in adapters),
+                adapters=tuple(adapter.text for adapter in adapters),
                 tool_parser=each.tool_parser,
                 aliases=each.aliases,
                 pin=each.pin,

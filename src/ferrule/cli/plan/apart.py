@@ -44,7 +44,7 @@ def show(console: Console, question: Question, names: str, *, as_json: bool) -> 
                 tokens_per_s_between=prediction.tokens_between,
                 throughput=prediction.throughput,
                 throughput_between=prediction.throughput_between,
-                memory=tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
+                memory=tuple(map(MemoryJson.of, prediction.memory)),
             )
         )
         return

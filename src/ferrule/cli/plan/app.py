@@ -131,9 +131,12 @@ def plan(
         from ferrule.cli.plan.step import check_engine
 
         check_engine(asked.runtime)
-    if picture is not None:
-        if asked is not None and asked.model.encoder:
+    if asked is not None and asked.model.encoder:
+        if prompts_on is not None:
+            raise ConfigError("--prompts-on is for tokens on other machines, and an encoder makes none; leave it out")
+        if picture is not None:
             raise ConfigError("--plot draws tokens per second, and an encoder makes none; leave it out")
+    if picture is not None:
         with needs("bench", "plan --plot"):
             import matplotlib  # noqa: F401
     machines = _machines(profile, cluster, hosts, tree, remote_command, measure=measure)

@@ -40,7 +40,7 @@ class Asked:
             known = read_calibrations()
             measured = (calibrated(device, known) if device.measured else device for device in cluster.devices)
             cluster = replace(cluster, devices=tuple(measured))
-        if self.model.encoder and objective == "latency":  # it makes no tokens: what counts is the time of a text
+        if self.model.encoder and objective != "context":  # it makes no tokens: what counts is the time of a text
             objective = "ttft"
         return Question(self.model, cluster, self.work, objective, self.runtime, self.lighter)
 

@@ -24,7 +24,7 @@ from ferrule.plan import (
 )
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions, tight
 from ferrule.plan.explain.bottleneck import BottleneckKind, Timed
-from ferrule.plan.prediction import Between
+from ferrule.plan.prediction import Between, MemoryUse
 from ferrule.plan.replicas import Replicated
 from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
@@ -69,6 +69,10 @@ class MemoryJson(msgspec.Struct, frozen=True):
     room: int
     reserve: int
     margin: int
+
+    @classmethod
+    def of(cls, use: MemoryUse) -> MemoryJson:
+        return cls(**vars(use), margin=use.margin)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class CandidateJson(msgspec.Struct, frozen=True):
             watts=prediction.watts,
             joules_per_token=prediction.joules,
             dollars_per_million=prediction.dollars_per_million,
-            memory=tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
+            memory=tuple(map(MemoryJson.of, prediction.memory)),
             terms=_terms(prediction.terms, prediction.token_seconds),
             prompt_terms=_terms(prediction.prompt_terms, prediction.ttft_seconds),
             step_terms=_terms(prediction.step_terms, prediction.step_seconds),

@@ -81,8 +81,7 @@ def plans_table(
     at_once = question.work.concurrency
     known = [*candidates, single]
     vectors = question.model.encoder
-    times = (">a vector",) if vectors else (">first token", ">tok/s")
-    table = _table("", "strategy", "where", ">fullest machine", *times)
+    table = _table("", "strategy", "where", ">fullest machine", *_times(vectors=vectors))
     if at_once > 1 and not vectors:
         table.add_column(f"at {at_once}", justify="right")
     if question.objective == "context":
@@ -236,7 +235,9 @@ def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], *v
 def expected(question: Question, prediction: Prediction) -> Text:
     """Within what four of five measurements should be."""
     between, unit = prediction.tokens_between, "tok/s"
-    if question.objective == "ttft":
+    if question.model.encoder:
+        between, unit = prediction.ttft_between, "s for a vector"
+    elif question.objective == "ttft":
         between, unit = prediction.ttft_between, "s to the first token"
     elif question.objective == "throughput":
         between, unit = prediction.throughput_between, "tok/s of all sequences"
@@ -304,12 +305,19 @@ def shortage_lines(question: Question, found: Shortage) -> Iterator[RenderableTy
     if not found.nearest:
         yield Text("nothing near would fit: fewer tokens, smaller weights and a few more hosts were tried")
         return
-    table = _table("what would fit", "plan", "where", ">first token", ">tok/s")
+    vectors = question.model.encoder
+    table = _table("what would fit", "plan", "where", *_times(vectors=vectors))
     for each in found.nearest:
         prediction, plan = each.candidate.prediction, each.candidate.plan
-        rates = (format_seconds(prediction.ttft_seconds), _rate(prediction.tokens_per_s))
-        table.add_row(each.text, _strategy(plan), where(question.model, plan), *rates)
+        rates = [] if vectors else [_rate(prediction.tokens_per_s)]
+        first = format_seconds(prediction.ttft_seconds)
+        table.add_row(each.text, _strategy(plan), where(question.model, plan), first, *rates)
     yield table
+
+
+def _times(*, vectors: bool) -> tuple[str, ...]:
+    """Titles of the columns of times."""
+    return (">a vector",) if vectors else (">first token", ">tok/s")
 
 
 def _table(*columns: str) -> Table:

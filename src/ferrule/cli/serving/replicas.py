@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ferrule.cluster.desired import MOST_REPLICAS
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ def parse_replicas(text: str | None) -> int | None:
         return None
     if text == AUTO:
         return 0
-    if not text.isdecimal() or not 2 <= int(text) <= 64:
-        raise ConfigError(f"--replicas {text!r} is neither a number from 1 to 64 nor {AUTO}")
+    if not text.isdecimal() or not 2 <= int(text) <= MOST_REPLICAS:
+        raise ConfigError(f"--replicas {text!r} is neither a number from 1 to {MOST_REPLICAS} nor {AUTO}")
     return int(text)
 
 

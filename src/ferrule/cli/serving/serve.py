@@ -268,7 +268,7 @@ def serve(
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
-            adapters=tuple(f"{each.name}={each.path}" for each in adapters),
+            adapters=tuple(each.text for each in adapters),
             replicas=copies,
             tool_parser=tool_parser,
             aliases=tuple(alias or ()),

@@ -81,11 +81,7 @@ def run_several(
             offers.append(offer)
             names = names.also(offer.name, each.aliases)
         models = ManyModels(offers, Memory(limit), aliases=names, tell=tell)
-        try:
-            await models.start()
-        except BaseException:
-            await models.aclose()
-            raise
+        await models.start()
         return models
 
     def ready(models: ManyModels) -> None:

@@ -6,22 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ferrule.engine.host.device_choice import CONTEXT, DeviceChoice, Measure
+from ferrule.engine.host.device_choice import DeviceChoice, Measure
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.replicas.start import ReplicaPlace
 from ferrule.errors import ConfigError, PlanError
 from ferrule.model import ModelSpec
-from ferrule.plan import ClusterSpec, DeviceSpec, Plan, Question, Workload, rank_memory, search
+from ferrule.plan import ClusterSpec, DeviceSpec, Plan, rank_memory
 from ferrule.plan.cluster.local import pairs_of_host
-from ferrule.plan.explain import WORTH_IT
 from ferrule.plan.one_machine import LEAST_CONTEXT
-from ferrule.plan.replicas import best_replicas
+from ferrule.plan.replicas import replicas_question, worthwhile_replicas
 from ferrule.process import usable_cores
 from ferrule.process.memory import memory_free
-
-AT_ONCE = 16
-"""Sequences for which the planner looks for the best number of replicas."""
 
 
 def on_processors(options: EngineOptions, count: int, model: ModelSpec, plan: Plan) -> list[ReplicaPlace]:
@@ -92,18 +88,14 @@ def _groups(
 ) -> list[tuple[tuple[str, ...], float]]:
     """Devices of each replica, and its speed."""
     cluster = ClusterSpec(tuple(devices), tuple(pairs_of_host(devices)))
-    context = min(options.max_context or CONTEXT, model.max_context)
-    work = Workload(context, min(512, context), concurrency=AT_ONCE if count is None else count)
-    question = Question(model, cluster, work, "throughput", runnable_only=True)
-    found = best_replicas(question, count)
-    if count is None:
-        alone = search(question).best
-        if found is None or (alone and found.throughput < WORTH_IT * alone.prediction.throughput):
-            return [(tuple(device.name for device in devices), 1.0)]
-    elif found is None:
+    question = replicas_question(model, cluster, count, options.max_context)
+    found = worthwhile_replicas(question, count)
+    if found is None and count is None:
+        return [(tuple(device.name for device in devices), 1.0)]
+    if found is None:
         raise PlanError(
-            f"{count} replicas of {model.name} with {context:,} tokens of context do not fit on devices of their own "
-            f"among {', '.join(device.name for device in devices)}; ask for fewer (--replicas)"
+            f"{count} replicas of {model.name} with {question.work.context:,} tokens of context do not fit on devices "
+            f"of their own among {', '.join(device.name for device in devices)}; ask for fewer (--replicas)"
         )
     return [(each.plan.devices, each.prediction.tokens_per_s) for each in found.copies]
 

@@ -41,5 +41,5 @@ def _spread(question: Question, plan: Plan, case: Case) -> float:
         if any(device.accelerated or not device.measured for device in devices):
             return NEVER_MEASURED
         return MEASURED if case in ("one", "split") else NOT_COMPARED
-    known = all(device.maker in question.runtime.kernels for device in devices if device.maker)
-    return SPREADS[case] if known and all(device.maker for device in devices) else max(SPREADS[case], UNKNOWN_MAKER)
+    known = all(device.maker and device.maker in question.runtime.kernels for device in devices)
+    return SPREADS[case] if known else max(SPREADS[case], UNKNOWN_MAKER)

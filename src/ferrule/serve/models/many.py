@@ -61,11 +61,16 @@ class ManyModels:
         self._aliases.check(self.cards())
 
     async def start(self) -> None:
-        """Load the first model and those that are wanted from the start. Raises what that raises."""
-        for number, slot in enumerate(self._slots):
-            if not number or slot.offer.preload:
-                async with self._turn:
-                    await self._bring(slot)
+        """Load the first model and those that are wanted from the start. Raises what that raises, when those that were
+        loaded are closed."""
+        try:
+            for number, slot in enumerate(self._slots):
+                if not number or slot.offer.preload:
+                    async with self._turn:
+                        await self._bring(slot)
+        except BaseException:
+            await self.aclose()
+            raise
         self._spawn(self._tick())
 
     def cards(self) -> list[Engine]:
