@@ -8,6 +8,7 @@ from functools import partial
 
 from ferrule.engine.host.device_choice import DeviceChoice, Measure
 from ferrule.engine.host.local_ranks import LocalPlanner
+from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.replicas.start import ReplicaPlace
 from ferrule.errors import ConfigError, PlanError
@@ -16,7 +17,6 @@ from ferrule.plan import ClusterSpec, DeviceSpec, Plan, rank_memory
 from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.one_machine import LEAST_CONTEXT
 from ferrule.plan.replicas import replicas_question, worthwhile_replicas
-from ferrule.process import usable_cores
 from ferrule.process.memory import memory_free
 
 
@@ -54,7 +54,7 @@ def on_named_devices(options: EngineOptions, count: int | None, names: Sequence[
     groups = [names[at * ranks : (at + 1) * ranks] for at in range(number)]
     return [
         ReplicaPlace(
-            replace(options, device=",".join(group), threads=_threads(options, number * ranks)),
+            replace(options, device=",".join(group), threads=rank_threads(options.threads, number * ranks)),
             LocalPlanner(standby=options.standby).about,
         )
         for group in groups
@@ -68,7 +68,7 @@ def on_devices(
     ``count`` is None. Raises `PlanError` where they do not fit."""
     by_name = {device.name: device for device in devices}
     groups = _groups(options, count, model, devices)
-    threads = _threads(options, len(groups))
+    threads = rank_threads(options.threads, len(groups))
     places = []
     for group, speed in groups:
         own = [by_name[name] for name in group]
@@ -98,7 +98,3 @@ def _groups(
             f"of their own among {', '.join(device.name for device in devices)}; ask for fewer (--replicas)"
         )
     return [(each.plan.devices, each.prediction.tokens_per_s) for each in found.copies]
-
-
-def _threads(options: EngineOptions, among: int) -> int:
-    return options.threads or max(1, usable_cores() // among)
