@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ferrule.engine import EngineOptions
+from ferrule.engine.host import processes
 from ferrule.engine.replicas import here
 from ferrule.engine.replicas.here import on_devices, on_named_devices, on_processors
 from ferrule.engine.replicas.start import ReplicaPlace
@@ -39,7 +40,7 @@ def measure(unit: str) -> Sequence[DeviceSpec]:
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "usable_cores", lambda: 16)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 16)
 
 
 def test_each_replica_has_devices_of_its_own() -> None:
