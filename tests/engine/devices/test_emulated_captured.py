@@ -178,6 +178,7 @@ def test_a_replay_is_a_launch_and_a_wait_for_each_collective_and_one_copy_of_wha
             assert machine.waits == {}, "the host waits for events only"
             assert machine.used == used, "nothing is allocated"
             assert (logits is not None) == (world.rank == plan.driver)
+        runner.device.synchronize()
         before = machine.used
         runner.captured.steps.clear()
         runner.device.synchronize()
@@ -251,6 +252,20 @@ def test_of_many_sizes_those_that_ran_last_are_kept(tmp_path: Path, monkeypatch:
         used.append(machine.used)
     assert list(runner.captured.steps) == [Size(2, 4)]
     assert used[-1] == used[-3], "what was captured for one row is given back"
+
+
+def test_a_step_is_dropped_when_it_has_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "MOST_STEPS", 1)
+    machines()
+    runner = reserve(alone(make("llama", tmp_path)))
+    assert runner.captured is not None
+    for batch in answers()[:4]:
+        runner.run(batch)
+    assert list(runner.captured.steps) == [Size(2, 4)]
+    logits = runner.run(Batch((Span(1, 8, 1, True),), (5,)))  # the host has waited for none of the others
+    assert list(runner.captured.steps) == [Size(1, 4)]
+    assert logits is not None
+    assert runner.device.download(logits).isfinite().all()
 
 
 def replace_sample(span: Span, sample: bool) -> Span:

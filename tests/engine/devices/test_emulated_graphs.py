@@ -118,6 +118,18 @@ def test_a_replay_that_reads_memory_which_was_given_back_is_refused() -> None:
         graph.replay()
 
 
+def test_a_graph_that_is_dropped_while_it_runs_is_refused() -> None:
+    one, graphs = device()
+    values = one.upload(torch.ones(2))
+    graph = captured(graphs, lambda: values.add_(1))
+    graph.replay()
+    one.synchronize()
+    graph.replay()
+    del graph
+    with pytest.raises(RuntimeError, match="dropped while a launch of it was waiting"):
+        one.synchronize()
+
+
 def test_captures_are_made_beside_the_other_work_and_a_lost_device_has_none() -> None:
     one, graphs = device()
     with pytest.raises(RuntimeError, match="on a stream of its own"):

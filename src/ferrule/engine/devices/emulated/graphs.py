@@ -2,7 +2,7 @@
 
 As harsh as CUDA's, or harsher: waits, reads and copies from pageable memory are refused while work is captured; memory
 that was made in a capture is poison at the start of each replay; and a replay that reads memory which was given back
-since raises, where hardware would read whatever is there now.
+since raises, where hardware would read whatever is there now. So does a launch whose graph is dropped before it ran.
 """
 
 from __future__ import annotations
@@ -66,13 +66,21 @@ class EmulatedGraph:
             raise RuntimeError("a graph reads memory that was given back after it was captured")
         launches, to_device, to_host = self._machine.counts
         self._machine.counts = (launches + 1, to_device + self._copies[0], to_host + self._copies[1])
-        self._machine.start(self._run)
+        run = weakref.WeakMethod(self._run)
+        self._machine.start(lambda: _launched(run))
 
     def _run(self) -> None:
         for cells in self._made:
             poison(cells)
         for work in self._works:
             work()
+
+
+def _launched(run: weakref.WeakMethod[Callable[[], None]]) -> None:
+    there = run()
+    if there is None:
+        raise RuntimeError("a graph was dropped while a launch of it was waiting")
+    there()
 
 
 class EmulatedGraphs:
