@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -23,7 +24,10 @@ from fake_engine import FakeEngine
 from running import running, served, until
 
 from ferrule.serve.answer.sending import until_gone
+from ferrule.serve.http import connections
+from ferrule.serve.http.connections import HttpConfig
 from ferrule.serve.http.logs import RepeatFilter
+from ferrule.serve.server import Gate, Server
 
 HEADER = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -99,6 +103,40 @@ def test_bytes_that_trickle_in_do_not_move_the_deadline() -> None:
             time.sleep(0.02)
         assert 0.4 < time.monotonic() - begin < 5
         client.close()
+
+
+def test_many_that_are_late_at_once_are_ended_some_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    one_round = connections._end_late
+
+    def watched(*args: Any) -> None:
+        before = len(args[0].late)
+        one_round(*args)
+        rounds.append(before - len(args[0].late))
+
+    monkeypatch.setattr(connections, "_end_late", watched)
+    with running(FakeEngine(), head=0.5) as url, ExitStack() as stack:
+        clients = [stack.enter_context(connected(port_of(url))) for _ in range(40)]
+        assert httpx.get(f"{url}/health", timeout=5).status_code == 200
+        until(lambda: not any(map(is_open, clients)))
+    assert max(rounds) <= connections.AT_ONCE
+    assert sum(rounds) >= 40
+
+
+def test_more_connections_wait_than_are_accepted_at_once() -> None:
+    async def main() -> tuple[int, ...]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = Server(HttpConfig(Gate()))
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            counts = struct.unpack("II", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)[24:])
+            server.should_exit = True
+            await task
+            return counts
+
+    accepted_later, most = asyncio.run(main())  # of a socket that listens: tcpi_unacked and tcpi_sacked
+    assert (accepted_later, most) == (0, min(connections.QUEUED, int(Path("/proc/sys/net/core/somaxconn").read_text())))
 
 
 def test_a_request_that_takes_its_time_to_be_answered_is_not_cut_off() -> None:

@@ -20,7 +20,7 @@ from ferrule.model import Hub
 from ferrule.serve.app import create_app
 from ferrule.serve.collector import collect_when_idle, spare_requests
 from ferrule.serve.http import connections
-from ferrule.serve.http.connections import HttpConfig, connection_limit
+from ferrule.serve.http.connections import QUEUED, HttpConfig, connection_limit
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.http.logs import RepeatFilter
 from ferrule.serve.http.request_log import RequestLog
@@ -58,7 +58,13 @@ class Gate:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but the signals are handled by `serve`, which has more to stop than connections."""
+    """uvicorn, but the signals are handled by `serve`, which has more to stop than connections, and more connections
+    may wait to be accepted than are accepted at once."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(QUEUED)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,15 +97,15 @@ async def serve(
     """
     stop = asyncio.Event()
     gate = Gate()
-    door = gate if requests is None else requests.around(gate)
-    server = Server(HttpConfig(door, tls=tls, most=connection_limit()))
+    app = gate if requests is None else requests.around(gate)
+    server = Server(HttpConfig(app, tls=tls, most=connection_limit()))
     with _stopped_by_signals(stop), _readable_log():
         http = asyncio.create_task(server.serve(sockets=[listener]))
         engine: Served | None = None
         try:
             engine = await _unless(stop, start())
             if engine is not None:
-                app = create_app(
+                gate.app = served = create_app(
                     engine,
                     api_key=api_key,
                     keys=keys,
@@ -109,12 +115,11 @@ async def serve(
                     fetcher=Fetcher() if image_urls else None,
                     shared=Hub.from_environment() if share_downloads else None,
                 )
-                gate.app = app
                 spare_requests()
                 on_ready(engine)
                 with _collecting(engine):
                     await _watch(engine, stop)
-                app.state.models.close()
+                served.state.models.close()
         finally:
             server.should_exit = True
             await asyncio.gather(http, _close(engine))

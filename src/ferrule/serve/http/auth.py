@@ -61,12 +61,14 @@ class Guard:
         self._keys = keys
         self._limit, self._images = body_limit, image_bytes
         self._held = 0
-        self._turns = Turns()
+        self._beginning, self._complete = Turns(), Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "POST":
+            await self._beginning.next()
         if scope["path"].startswith("/api/") and not is_of_browser(Headers(scope=scope)):
             scope = declared_as_json(scope)
         exchange = exchange_of(scope)
@@ -96,7 +98,7 @@ class Guard:
             if self._held > MAX_HELD_BYTES:
                 raise HTTPException(503, "the server holds too many large requests; try again", {"Retry-After": "1"})
             if message["type"] == "http.request" and not message.get("more_body") and scope["method"] == "POST":
-                await self._turns.next()
+                await self._complete.next()
             return message
 
         try:

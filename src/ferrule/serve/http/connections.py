@@ -11,6 +11,7 @@ import asyncio
 import logging
 import resource
 import ssl
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -51,10 +52,14 @@ SEND_BUFFER_BYTES = 1 << 16
 
 MOST_CONNECTIONS = 1024
 
-ACCEPTED_AT_ONCE = 128
-"""Connections that asyncio accepts before it hands over the first: by so many the limit may be exceeded."""
+AT_ONCE = 16
+"""Connections that are accepted, or ended because they are late, in a round of the event loop: one takes 0.3 ms, and
+600 at once would hold up all others. By so many the limit may be exceeded."""
 
-RESERVED_FILES = ACCEPTED_AT_ONCE + 128
+QUEUED = 1024
+"""Connections that the system keeps until they are accepted."""
+
+RESERVED_FILES = 256
 """Descriptors that are kept for other things than connections: the ranks' sockets, files, logs."""
 
 MOST_FILES = 1 << 16
@@ -96,7 +101,7 @@ class HttpConfig(uvicorn.Config):
         super().__init__(
             app,
             http=Connection,
-            backlog=ACCEPTED_AT_ONCE,
+            backlog=AT_ONCE,  # as many does asyncio accept at once
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -107,6 +112,8 @@ class HttpConfig(uvicorn.Config):
         self.tls, self.most, self.head, self.body, self.send, self.vanished = tls, most, head, body, send, vanished
         self.waiting: dict[Connection, None] = {}
         """Connections without a complete request, in the order in which they began to wait."""
+        self.late: deque[Connection] = deque()
+        """Those whose deadline is over, until they are ended."""
 
 
 class Connection(H11Protocol):
@@ -203,9 +210,19 @@ class Connection(H11Protocol):
         if phase is not None:
             self._limits.waiting[self] = None
             seconds = self._limits.head if phase is h11.IDLE else self._limits.body
-            self._deadline = self.loop.call_later(seconds, self._too_late, seconds)
+            self._deadline = self.loop.call_later(seconds, self._too_late)
 
-    def _too_late(self, seconds: float) -> None:
+    def _too_late(self) -> None:
+        """End this connection, if not too many others are late at this moment."""
+        self._limits.late.append(self)
+        if len(self._limits.late) == 1:
+            self.loop.call_soon(_end_late, self._limits, self.loop)
+
+    def end_late(self) -> None:
+        """End this connection where it still waits for the client."""
+        if self._phase is None:
+            return
+        seconds = self._limits.head if self._phase is h11.IDLE else self._limits.body
         asked = self._phase is h11.SEND_BODY or self.conn.trailing_data[0]
         late = ApiError(408, f"the request was not complete within {seconds:g} s", code="timeout")
         self._end(late if asked else None)
@@ -233,6 +250,13 @@ class Connection(H11Protocol):
         if self._send_deadline is not None:
             self._send_deadline.cancel()
             self._send_deadline = None
+
+
+def _end_late(limits: HttpConfig, loop: asyncio.AbstractEventLoop) -> None:
+    for _ in range(min(AT_ONCE, len(limits.late))):
+        limits.late.popleft().end_late()
+    if limits.late:
+        loop.call_soon(_end_late, limits, loop)
 
 
 def _response(refusal: ApiError) -> bytes:

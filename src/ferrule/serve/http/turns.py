@@ -1,4 +1,4 @@
-"""Turns: requests that are complete at the same moment are begun one after the other, so that others get in between."""
+"""Turns: requests that come at the same moment are taken one after the other, so that others get in between."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import asyncio
 class Turns:
     """Lets one request through in a round of the event loop.
 
-    Reading a request takes about a millisecond without a pause: a hundred in one round would hold up everything else,
-    ``/health`` too."""
+    Taking in a request, and reading it when it is complete, take about a millisecond each without a pause: a hundred in
+    one round would hold up everything else, ``/health`` too."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
