@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def test_every_contestant_takes_its_turns(tmp_path: Path) -> None:
     (tools / "llama-bench").write_text(LLAMA_BENCH)
     (tools / "llama-bench").chmod(0o755)
     flags = ["--formats", "bfloat16", "--json", str(rows_file), "--plot", str(picture), "--llama-cpp", str(tools)]
-    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=360)
+    keyed = {**os.environ, "FERRULE_API_KEY": "what clients of this user's own server must send"}
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=360, env=keyed)
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = json.loads(rows_file.read_text())

@@ -17,6 +17,7 @@ import httpx
 
 from ferrule.bench.engine.contestants import WAIT
 from ferrule.bench.engine.rows import Turn, prefill_turn
+from ferrule.config import current_values
 from ferrule.errors import EngineError
 from ferrule.launch import LocalLauncher
 
@@ -115,8 +116,17 @@ def ferrule_server(serve: Sequence[str], directory: Path, ranks: int, threads: i
     """``serve``: the command `ferrule serve`."""
     command = [*serve, str(directory), "--here", "--no-self-test"]
     command += ["--no-standby", "--tp", str(ranks), "--threads", str(threads), "--port", "{port}"]
-    env = {"FERRULE_KEYS_FILE": f"{os.devnull}/none"}  # the measurement has none of this user's keys
-    return Server([*command, *(["--weights", weights] if weights else [])], env)
+    return Server([*command, *(["--weights", weights] if weights else [])], settings())
+
+
+def settings() -> dict[str, str]:
+    """Variables of a server with this user's settings, but for those of `serve`: without keys and TLS, which a
+    measurement does not have."""
+    kept = {
+        each.setting.variable: "" if each.setting.key.startswith("serve.") or each.source == "default" else each.text
+        for each in current_values()
+    }
+    return kept | {"FERRULE_CONFIG": os.devnull, "FERRULE_KEYS_FILE": f"{os.devnull}/none"}
 
 
 def llama_server(command: Path, model: Path, threads: int, streams: int) -> Server:

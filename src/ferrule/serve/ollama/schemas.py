@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from ferrule.errors import RequestError
 from ferrule.serve.openai.schemas import MAX_TOP_LOGPROBS, OfferedFunction, Stops, Whole
-from ferrule.serve.tools.messages import Body, Clean, Message, clean_text, message_text
+from ferrule.serve.tools.messages import Body, Clean, Message, clean_text
 
 DURATION = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h))+|[+-]?0")
 """A duration as Go writes it: ``5m``, ``1h30m``."""
@@ -50,6 +50,10 @@ def thinking(value: Any) -> Any:
     raise ValueError("must be true, false, or a level such as 'low', 'medium' or 'high'")
 
 
+def text(value: Any) -> str:
+    return "" if value is None else clean_text(value, "it")
+
+
 def texts(value: Any) -> list[str]:
     """One text or several as a list."""
     if not isinstance(value, str | list):
@@ -61,7 +65,7 @@ KeepAlive = Annotated[float | None, BeforeValidator(keep_alive, json_schema_inpu
 Images = Annotated[list[str], BeforeValidator(images, json_schema_input_type=list[str] | None)]
 AnswerFormat = Annotated[Any, BeforeValidator(answer_format, json_schema_input_type=str | dict[str, Any] | None)]
 Think = Annotated[bool | str | None, BeforeValidator(thinking)]
-Text = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | None)]
+Text = Annotated[str, BeforeValidator(text, json_schema_input_type=str | None)]
 
 Texts = Annotated[list[str], BeforeValidator(texts, json_schema_input_type=str | list[str])]
 

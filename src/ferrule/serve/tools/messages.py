@@ -56,14 +56,6 @@ def message_content(value: Any) -> Content:
     return together([_part(part, at) for at, part in enumerate(value)])
 
 
-def message_text(value: Any) -> str:
-    """Content that has no place for images."""
-    content = message_content(value)
-    if not isinstance(content, str):
-        raise ValueError("it has parts that are images; only text is taken here")
-    return content
-
-
 def _part(part: Any, at: int) -> str | ShownImage:
     """Part ``at`` of a message's content."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
