@@ -119,6 +119,19 @@ def streams_are_kept(rank: int, size: int) -> None:
         assert_close(doubled.cpu(), torch.full((4,), 2.0 * sum(range(1, size + 1))))
 
 
+def streams_are_kept_by_pieces(rank: int, size: int) -> None:
+    """As `streams_are_kept`, where a tensor with gaps is put together of pieces when it is first waited for."""
+    one, two, group = module.Stream(), module.Stream(), dist.new_group()
+    values = torch.arange(_LARGE, dtype=torch.float32) % 1000
+    turned = _on_device(torch.stack([values + rank, -values])).t()
+    work = dist.all_reduce(turned, group=group, async_op=True)
+    with module.stream(two):
+        work.wait()
+    with module.stream(one):
+        work.wait()
+        assert_close(turned.cpu(), torch.stack([size * values + sum(range(size)), -size * values], 1))
+
+
 def refusals_of_devices(rank: int, size: int) -> None:
     with pytest.raises(TypeError, match="all in host memory or all on cuda"):
         dist.all_gather([torch.ones(1), *[_on_device(torch.ones(1))] * (size - 1)], torch.ones(1))

@@ -12,7 +12,13 @@ CHECKS = checks_of(collective_checks, group_checks, framework_checks)
 if HAS_DEVICES:
     CHECKS += [
         f"device_checks.{name}"
-        for name in ("one_wait_for_each_collective", "large_ones_in_pieces", "streams_are_kept", "refusals_of_devices")
+        for name in (
+            "one_wait_for_each_collective",
+            "large_ones_in_pieces",
+            "streams_are_kept",
+            "streams_are_kept_by_pieces",
+            "refusals_of_devices",
+        )
     ]
 
 
