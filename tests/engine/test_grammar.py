@@ -74,6 +74,20 @@ def test_json_has_one_space_at_most_between_its_tokens(known: LLTokenizer) -> No
     assert not matcher.validate_tokens(demo().encode("\n").ids)
 
 
+def test_a_time_has_an_end(known: LLTokenizer) -> None:
+    def holds(schema: object, text: str) -> bool:
+        ids = demo().encode(text).ids
+        return bool(open_matcher(known, Constraint("json_schema", json.dumps(schema))).validate_tokens(ids) == len(ids))
+
+    long = f"12:02:42.{'5' * 80}Z"
+    schema = {"type": "object", "properties": {"format": {"type": "string", "format": "time"}}, "required": ["format"]}
+    assert holds(schema, '{"format": "12:02:42.5Z"')
+    assert not holds(schema, json.dumps({"format": long}))
+    own = {"type": "string", "format": "time", "maxLength": 100}
+    assert holds(own, f'"{long}"'), "a length of the schema's own stays"
+    assert holds({"const": {"format": "time"}}, '{"format": "time"}')
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [

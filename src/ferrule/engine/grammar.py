@@ -20,8 +20,11 @@ MOST_CHARACTERS = 1 << 17
 """Of a constraint: compiling it takes three seconds at most, and each mask a few milliseconds."""
 WHITESPACE = "[ ]"
 """One or none between JSON's tokens, as most programs write it: with more, small models fill the context with it."""
-
-
+MOST_OF_TIMES = 64
+"""Characters of a text in one of the formats `_ENDLESS`: some 40 digits of a second."""
+_ENDLESS = ("time", "date-time", "duration")
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""What is no schema."""
 NO_STRUCTURE = (
     "structured output is not possible with this model: its tokenizer is read by a class of transformers and cannot be "
     "told as a tokenizer.json; put the tokenizer.json of a conversion of this model beside its other files"
@@ -87,14 +90,28 @@ def _of_library(constraint: Constraint) -> str:
     from llguidance import LLMatcher
 
     if constraint.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": WHITESPACE})
+        schema = json.dumps(bounded(json.loads(constraint.text)), ensure_ascii=False)
+        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
     return LLMatcher.grammar_from_lark(constraint.text) if constraint.kind == "lark" else constraint.text
 
 
+def bounded(schema: Any) -> Any:
+    """``schema`` with a length of those texts in which a small model goes on with digits until the context is full."""
+    if isinstance(schema, list):
+        return [bounded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: each if name in _VALUES else bounded(each) for name, each in schema.items()}
+    if found.get("format") in _ENDLESS and "maxLength" not in found:
+        found["maxLength"] = MOST_OF_TIMES
+    return found
+
+
 def json_rule(schema: Any) -> str:
     """JSON of ``schema`` as part of a Lark grammar's rule."""
+    schema = bounded(schema)
     own = schema if isinstance(schema, dict) else {"not": {}} if schema is False else {}
     return "%json " + json.dumps({**own, "x-guidance": {"whitespace_pattern": WHITESPACE}}, ensure_ascii=False)
 
