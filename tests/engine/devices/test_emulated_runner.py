@@ -147,6 +147,16 @@ def test_released_sequences_give_their_memory_back(tmp_path: Path, machines: lis
         assert machines[0].used <= used
 
 
+def test_memory_of_work_that_has_not_been_done_is_counted_as_free(tmp_path: Path, machines: list[Machine]) -> None:
+    runner = alone(make("llama", tmp_path))
+    logits = runner.run(Batch((Span(0, 0, 40, True),), tuple(prompt(1) * 8)[:40]))
+    del logits
+    runner.run(Batch(released=(0,)))
+    free = runner.cache_memory()
+    runner.device.synchronize()
+    assert free == runner.cache_memory()
+
+
 def test_memory_that_ends_in_a_step_is_told_and_given_back(tmp_path: Path, machines: list[Machine]) -> None:
     runner = alone(make("llama", tmp_path))
     runner.run(Batch((Span(1, 0, 3, True),), (5, 6, 7)))
