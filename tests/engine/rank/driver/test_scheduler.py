@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.prefix import PrefixIndex
-from ferrule.engine.rank.driver.scheduler import BESIDE_ANSWERS, Limits, Scheduler
+from ferrule.engine.rank.driver.limits import BESIDE_ANSWERS, Limits
+from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0

@@ -25,8 +25,9 @@ from ferrule.engine.rank.batch import Batch, Kind, announce
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
 from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pooling import Pools
-from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher

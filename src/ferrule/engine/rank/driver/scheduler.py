@@ -12,45 +12,16 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-import numpy as np
 from msgspec import structs
 
 from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
-
-BESIDE_ANSWERS = 32
-"""On processors, whose ridge is near 10 tokens, pieces of a third of this made gaps of 35 ms of 84, and 4 streams that
-begin at once by 14 % slower, 16 by 25 %: the last ones wait longer for their first token, and then run alone."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``batch_tokens``: the most tokens in one step. ``cache_tokens``: the most that the caches hold together.
-    ``sequences``: the most that run at once. ``context``: the most tokens of one sequence. ``batches``: how many
-    batches are on their way through the pipeline at once (its number of stages). ``short``: tokens beyond which a
-    sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike. ``ridge``:
-    tokens of a step up to which it waits for the weights to be read, and beyond which for arithmetic (the ridge point
-    of the roofline model, Williams et al. 2009). ``scored``: the most tokens of one step whose logits are kept for the
-    log-probabilities of prompts. ``whole``: a prompt is computed in one step, however long it is (an encoder's)."""
-
-    batch_tokens: int
-    cache_tokens: int
-    sequences: int
-    context: int
-    batches: int = 1
-    short: int | None = None
-    ridge: int = 16
-    scored: int = 512
-    whole: bool = False
-
-    def beside(self, answers: int) -> int:
-        """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
-        many as cost them nothing, and `BESIDE_ANSWERS` where that is less."""
-        return max(BESIDE_ANSWERS, self.ridge - answers)
 
 
 @dataclass
@@ -158,8 +129,15 @@ class Scheduler:
         if not spans:
             return None
         kind = Kind.EMBED if self._embedding else Kind.RUN
-        batch = Batch(tuple(spans), tuple(tokens), (), kind, self._adapters(spans))
-        return self._ordered(structs.replace(batch, pictures=tuple(pictures), axes=self._axes(spans)))
+        batch = self._batch(spans, tokens, kind)
+        return self._ordered(structs.replace(batch, pictures=tuple(pictures)))
+
+    def _batch(self, spans: Tokens[Span], tokens: Tokens[int], kind: Kind = Kind.RUN) -> Batch:
+        """Of ``spans``, without orders."""
+        sequences = [self.by_identity[span.sequence] for span in spans]
+        adapters = adapters_of(sequences) if self._adapted else ()
+        axes = axes_of(spans, sequences) if self._seeing else ()
+        return Batch(tuple(spans), tuple(tokens), (), kind, adapters, axes=axes)
 
     def _embeds_next(self) -> bool:
         """Whether the next batch is one of sequences that are embedded."""
@@ -184,8 +162,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
         if not self._free(len(spans)):
             return None
-        zeros, axes = (0,) * len(spans), self._axes(spans)
-        return self._with_orders(Batch(tuple(spans), zeros, adapters=batch.adapters, axes=axes))
+        return self._with_orders(self._batch(spans, (0,) * len(spans)))
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
@@ -255,27 +232,6 @@ class Scheduler:
         if params.max_tokens is not None and sequence.generated >= params.max_tokens:
             return "length"
         return "length" if len(sequence.tokens) >= self.limits.context else None
-
-    def _adapters(self, spans: Tokens[Span]) -> tuple[int, ...]:
-        if not self._adapted:
-            return ()
-        numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
-        return numbers if any(numbers) else ()
-
-    def _axes(self, spans: Tokens[Span]) -> tuple[int, ...]:
-        """As of `Batch`."""
-        if not self._seeing:
-            return ()
-        sights = [self.by_identity[span.sequence].sights for span in spans]
-        if not any(each is not None and each.axes is not None for each in sights):
-            return ()
-        parts = [
-            np.broadcast_to(np.arange(span.seen, span.seen + span.tokens), (3, span.tokens))
-            if each is None or each.axes is None
-            else each.axes.of(span.seen, span.seen + span.tokens)
-            for span, each in zip(spans, sights, strict=True)
-        ]
-        return tuple(np.concatenate(parts, axis=1).ravel().tolist())
 
     def _used(self) -> int:
         """Tokens that the caches hold: of blocks that sequences share once."""
