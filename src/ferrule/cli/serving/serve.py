@@ -19,6 +19,7 @@ from ferrule.cli.serving.model import (
     Dtype,
     Encrypt,
     Graphs,
+    InterTokenLimit,
     MaxContext,
     Pp,
     PrefixCache,
@@ -35,6 +36,7 @@ from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
+from ferrule.engine.inter_token import parse_inter_token_limit
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.keys.record import keys_path, read_keys
@@ -136,6 +138,7 @@ def serve(
     graphs: Graphs = True,
     prefix_cache: PrefixCache = True,
     prefix_cache_disk: PrefixDisk = None,
+    inter_token_limit: InterTokenLimit = "auto",
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -199,6 +202,7 @@ def serve(
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     prefix_disk = prefix_disk_of(prefix_cache_disk)
+    parse_inter_token_limit(inter_token_limit)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -265,6 +269,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            inter_token_limit=inter_token_limit,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -321,6 +326,7 @@ def serve(
                 graphs=graphs,
                 prefix_cache=prefix_cache,
                 prefix_disk=prefix_disk,
+                inter_token_limit=inter_token_limit,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -337,6 +343,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            inter_token_limit=inter_token_limit,
             name=name,
             standby=standby,
             encrypt=encrypt,

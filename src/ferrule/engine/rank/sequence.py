@@ -18,7 +18,7 @@ class Sequence:
     computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
     ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
     have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt. ``held``:
-    its blocks in the prefix cache.
+    its blocks in the prefix cache. ``overtaken``: tokens of later prompts that were computed while its own waited.
     """
 
     identity: int
@@ -35,6 +35,7 @@ class Sequence:
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
+    overtaken: int = 0
     held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
 
     @property

@@ -1,8 +1,8 @@
 """Scheduler: selects the sequences that run next. Pure bookkeeping: no clocks, no tensors, no I/O.
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
-given to the prompts of new ones, in pieces where they are long; beside answers these are short. When the cache is full
-the youngest sequence gives its room back and is computed again later from its tokens.
+given to the prompts of new ones, in pieces where they are long; beside answers these are as short as `Pace` says. When
+the cache is full the youngest sequence gives its room back and is computed again later from its tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
 from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.order import overtake, prompts_in_order
+from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
@@ -31,6 +33,7 @@ class Scheduler:
     limits: Limits
     end_tokens: frozenset[int]
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(enabled=False))
+    pace: Pace = field(default_factory=Pace)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
@@ -87,11 +90,14 @@ class Scheduler:
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
+        prompts = prompts_in_order(self.running)
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
-            room = min(room, self.limits.beside(answers))
-        for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
+            beside = self.pace.beside(answers, len(prompts))
+            room = room if beside is None else min(room, beside or FLOOR)
+        for sequence in (*(each for each in self.running if each.step == 1), *prompts):
             if sequence.step > 1 and spans and spans[-1].tokens == 1:
-                room = min(room, len(tokens) + self.limits.beside(len(tokens)))
+                beside = self.pace.beside(len(tokens), len(prompts))
+                room = room if beside is None else min(room, len(tokens) + beside)
             if len(spans) >= share or len(tokens) >= room:
                 break
             if sequence.embedded != self._embedding:
@@ -128,6 +134,7 @@ class Scheduler:
             sequence.pending = count
         if not spans:
             return None
+        overtake(prompts, {span.sequence: span.tokens for span in spans})
         kind = Kind.EMBED if self._embedding else Kind.RUN
         batch = self._batch(spans, tokens, kind)
         return self._ordered(structs.replace(batch, pictures=tuple(pictures)))

@@ -6,8 +6,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ferrule.engine.rank.batch import Span
+from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.sequence import Sequence
+
+
+def load_of(batch: Batch) -> tuple[int, int]:
+    """Answers that get their next token by ``batch``, and its tokens of prompts."""
+    answers = sum(span.tokens == 1 for span in batch.spans)
+    return answers, len(batch.tokens) - answers
 
 
 def adapters_of(sequences: Iterable[Sequence]) -> tuple[int, ...]:
