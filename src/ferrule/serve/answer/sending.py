@@ -64,10 +64,12 @@ class Answer(Response):
             await send(message)
 
         write = self._write_stream if self._stream else self._write_whole
-        with self._service.admit(len(self._jobs)):
-            current_exchange().count(prompt=self._prompt_tokens)
+        exchange = current_exchange()
+        jobs = [job.of(exchange) for job in self._jobs]
+        with self._service.admit(len(jobs)):
+            exchange.count(prompt=self._prompt_tokens)
             try:
-                async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, self._jobs)) as pieces:
+                async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, jobs)) as pieces:
                     await while_wanted(receive, self._service.closing, write(pieces, scope, receive, noted))
             except ClientGoneError:
                 log.debug("a client left before its answer was complete")

@@ -13,6 +13,7 @@ from ferrule.engine.rank.cache.prefix import PrefixIndex
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.turn import Turn
 from ferrule.engine.types import SamplingParams
 
 END = 0
@@ -166,6 +167,7 @@ REQUEST = st.tuples(
         max_tokens=st.none() | st.integers(1, 30),
         ignore_eos=st.booleans(),
         stop_token_ids=st.lists(st.integers(0, 96), max_size=2).map(tuple),
+        turn=st.builds(Turn, st.sampled_from(("", "one")), st.integers(-1, 1)),
     ),
 )
 

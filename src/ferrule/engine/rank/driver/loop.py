@@ -158,7 +158,7 @@ class Driver:
                 self.opening[order.id] = order, matcher
             elif isinstance(order, Embed):
                 self.pools.begin(order.id, order.pooling)
-                self.scheduler.add(order.id, order.prompt, SamplingParams(), embedded=True)
+                self.scheduler.add(order.id, order.prompt, SamplingParams(turn=order.turn), embedded=True)
             elif isinstance(order, Learn):
                 self.grammars.learn(order.tokenizer)
             elif isinstance(order, Cancel):

@@ -1,13 +1,14 @@
 """Scheduler: selects the sequences that run next. Pure bookkeeping: no clocks, no tensors, no I/O.
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
-given to the prompts of new ones, in pieces where they are long; beside answers these are as short as `Pace` says. When
-the cache is full the youngest sequence gives its room back and is computed again later from its tokens.
+given to the prompts of new ones, in pieces where they are long; beside answers these are as short as `Pace` says. Whose
+come first: see `order`. When the cache is full the youngest sequence of the lowest priority gives its room back and is
+computed again later from its tokens.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
 from ferrule.engine.rank.driver.limits import Limits
-from ferrule.engine.rank.driver.order import overtake, prompts_in_order
+from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
+from ferrule.engine.rank.driver.shares import Shares
 from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
@@ -34,7 +36,8 @@ class Scheduler:
     end_tokens: frozenset[int]
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(enabled=False))
     pace: Pace = field(default_factory=Pace)
-    waiting: deque[Sequence] = field(default_factory=deque)
+    shares: Shares = field(default_factory=Shares)
+    waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
@@ -66,6 +69,7 @@ class Scheduler:
         self._lengthen(sequence)
         self._adapted |= adapter != 0
         self._seeing |= sights is not None
+        self.shares.joins(sequence.queue, (each.queue for each in self.by_identity.values()))
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -90,7 +94,7 @@ class Scheduler:
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
-        prompts = prompts_in_order(self.running)
+        prompts = prompts_in_order(self.running, self.shares)
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
             beside = self.pace.beside(answers, len(prompts))
             room = room if beside is None else min(room, beside or FLOOR)
@@ -132,6 +136,7 @@ class Scheduler:
             scored -= count * scores
             tokens += sequence.tokens[sequence.cached : last]
             sequence.pending = count
+            self.shares.took(sequence.queue, count)
         if not spans:
             return None
         overtake(prompts, {span.sequence: span.tokens for span in spans})
@@ -178,6 +183,7 @@ class Scheduler:
             sequence = self.by_identity.get(span.sequence)
             if sequence is not None:
                 sequence.pending = span.tokens
+                self.shares.took(sequence.queue, span.tokens)
 
     def complete(self, batch: Batch, sampled: Tokens[int]) -> list[tuple[Sequence, int, FinishReason | None]]:
         """Take in the tokens sampled for the spans of ``batch`` that wanted one.
@@ -252,20 +258,36 @@ class Scheduler:
         return missing <= 0 or self.prefixes.evict(-(-missing // BLOCK)) * BLOCK >= missing
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.limits.sequences:
-            needed = len(self.waiting[0].tokens) + 1
-            held = sum(len(sequence.tokens) + 1 for sequence in self.running)
-            if self.running and held + needed > self.limits.cache_tokens:
+        while self.waiting:
+            self._give_way()
+            if len(self.running) >= self.limits.sequences:
                 return
-            self.running.append(self.waiting.popleft())
+            found = next_to_begin(self.waiting, self.running, self.shares, self._room())
+            if found is None:
+                return
+            self.waiting.remove(found)
+            found.preempted = False
+            insort(self.running, found, key=lambda each: each.place)
+
+    def _room(self) -> int:
+        """Tokens for which there would be room if those that run had all of theirs in the caches, and one more."""
+        return self.limits.cache_tokens - sum(len(sequence.tokens) + 1 for sequence in self.running)
+
+    def _give_way(self) -> None:
+        """Preempt the last of those that run while one of higher priority waits for its place or its room."""
+        first = min(self.waiting, key=lambda each: each.priority)
+        while self.running and first.priority < self.running[-1].priority and not self.running[-1].pending:
+            if len(self.running) < self.limits.sequences and len(first.tokens) < self._room():
+                return
+            self._preempt(self.running[-1])
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Preempt younger sequences until ``count`` more tokens fit. False where that cannot be done now."""
+        """Preempt sequences of later places until ``count`` more tokens fit. False where that cannot be done now."""
         while not self._free(count):
-            younger = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
-            if not younger:
+            later = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
+            if not later:
                 return self._used() == sequence.cached  # alone: it may fill the cache to the last token
-            self._preempt(younger[-1])
+            self._preempt(later[-1])
         return True
 
     def _lengthen(self, sequence: Sequence) -> None:
@@ -281,9 +303,11 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._released.append(sequence.identity)
+        if sequence.cached:
+            self._released.append(sequence.identity)
         self._restart(sequence)
-        self.waiting.appendleft(sequence)
+        sequence.preempted = True
+        self.waiting.append(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         del self.by_identity[sequence.identity]
