@@ -83,6 +83,7 @@ class DesiredModel:
     request_log: Text | None = None
     origins: tuple[Text, ...] = ()
     image_urls: bool = False
+    max_queue_time: Text = "off"
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None
     weights: str | None = None

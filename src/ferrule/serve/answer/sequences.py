@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -46,6 +47,21 @@ class Job:
         by = None if asked.timeout is None else exchange.begun + asked.timeout
         return replace(self, params=replace(self.params, turn=granted(asked, exchange.caller)), begin_by=by)
 
+    @property
+    def priority(self) -> int:
+        return self.params.turn.priority
+
+    def followed(self, heard: Callable[[Token], None]) -> Job:
+        """With ``heard`` told every token, too."""
+        before = self.heard
+
+        def both(token: Token) -> None:
+            heard(token)
+            if before is not None:
+                before(token)
+
+        return replace(self, heard=both)
+
 
 def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
     """``params`` for each of ``count`` answers to one prompt, each with its own seed where one is given."""
@@ -53,25 +69,31 @@ def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
 
 
 class QueueTimeoutError(ApiError):
-    """A request's first token did not come in the time that it gave."""
+    """A request's first token cannot come, or did not, in the time that it gave. ``wait``: seconds until it came, if
+    the request were sent now; ``left``: those that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: float, left: float) -> None:
         super().__init__(
             429,
-            "queue_timeout: the first token did not come in this time, since too much else is ahead of it; try again",
+            "queue_timeout: the first token does not come in this time, since other requests are ahead of it",
             code="queue_timeout",
             param="queue_timeout",
+            retry_after=max(1, math.ceil(wait - left)),
         )
 
 
+class LateError(Exception):
+    """The first token of a sequence did not come in time."""
+
+
 async def begun_by(tokens: AsyncGenerator[Token], moment: float | None) -> AsyncGenerator[Token]:
-    """``tokens``. Raises `QueueTimeoutError` where none has come by ``moment``, of the monotonic clock."""
+    """``tokens``. Raises `LateError` where none has come by ``moment``, of the monotonic clock."""
     if moment is not None:
         try:
             async with asyncio.timeout(moment - time.monotonic()):
                 first = await anext(tokens, None)
         except TimeoutError:
-            raise QueueTimeoutError from None
+            raise LateError from None
         if first is not None:
             yield first
     async for token in tokens:
