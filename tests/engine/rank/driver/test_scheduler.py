@@ -286,6 +286,36 @@ def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:
     assert scheduler.next_batch() is None
 
 
+@pytest.mark.parametrize(("sequences", "stages"), [(4, 2), (5, 2), (6, 4), (7, 3), (9, 4), (2, 3)])
+def test_every_stage_has_a_batch_and_all_have_as_many_sequences(sequences: int, stages: int) -> None:
+    """Also after some have ended, all of one batch, and others have come, all at once."""
+    scheduler = Scheduler(Limits(64, 10_000, 64, 1000, batches=stages), frozenset())
+    for identity in range(3 * sequences):
+        scheduler.add(identity, [1], SamplingParams())
+    under_way: deque[Batch] = deque()
+
+    def rounds(count: int) -> list[int]:
+        for _ in range(count * stages):
+            if under_way:
+                batch = under_way.popleft()
+                scheduler.complete(batch, [5] * len(batch.spans))
+            while len(under_way) < stages and (new := scheduler.next_batch()):
+                under_way.append(new)
+        return [len(batch.spans) for batch in under_way]
+
+    rounds(3)
+    for identity in range(2 * sequences):
+        scheduler.cancel(identity)
+    sizes = rounds(6)
+    for _ in range(2):
+        assert sum(sizes) == sequences
+        assert len(sizes) == min(sequences, stages)
+        assert max(sizes) - min(sizes) <= 1
+        scheduler.add(100 + sequences, [1], SamplingParams())
+        scheduler.cancel(3 * sequences - 1)
+        sizes = rounds(6)
+
+
 def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
     scheduler = Scheduler(Limits(512, 10_000, 8, 4096), frozenset({END}), pace=Pace(step_seconds=1.0, ridge=32))
     params = SamplingParams(max_tokens=50)

@@ -41,6 +41,7 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
+    _under_way: list[int] = field(default_factory=list)  # sequences of each batch
     _embedding: bool = False
     _adapted: bool = False  # whether any sequence so far has had an adapter
     _seeing: bool = False  # or images
@@ -91,7 +92,7 @@ class Scheduler:
         spans: list[Span] = []
         tokens: list[int] = []
         pictures: list[Picture] = []
-        share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
+        share = self._share()
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
         prompts = prompts_in_order(self.running, self.shares)
@@ -139,6 +140,7 @@ class Scheduler:
             self.shares.took(sequence.queue, count)
         if not spans:
             return None
+        self._under_way.append(len(spans))
         overtake(prompts, {span.sequence: span.tokens for span in spans})
         kind = Kind.EMBED if self._embedding else Kind.RUN
         batch = self._batch(spans, tokens, kind)
@@ -150,6 +152,13 @@ class Scheduler:
         adapters = adapters_of(sequences) if self._adapted else ()
         axes = axes_of(spans, sequences) if self._seeing else ()
         return Batch(tuple(spans), tuple(tokens), (), kind, adapters, axes=axes)
+
+    def _share(self) -> int:
+        """The most sequences of the next batch, so that every stage of the pipeline has one to work on, and all of them
+        about as many."""
+        fewer, over = divmod(len(self.running), self.limits.batches)
+        larger = sum(size > fewer for size in self._under_way)
+        return fewer + 1 if larger < over else max(1, fewer)
 
     def _embeds_next(self) -> bool:
         """Whether the next batch is one of sequences that are embedded."""
@@ -179,6 +188,7 @@ class Scheduler:
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
         self._told(batch)
+        self._under_way.append(len(batch.spans))
         for span in batch.spans:
             sequence = self.by_identity.get(span.sequence)
             if sequence is not None:
@@ -190,6 +200,7 @@ class Scheduler:
 
         Returns (sequence, token, why it ended or None) for each sequence that is still wanted.
         """
+        self._under_way.remove(len(batch.spans))
         results: list[tuple[Sequence, int, FinishReason | None]] = []
         chosen = iter(sampled)
         for span in batch.spans:
