@@ -39,9 +39,10 @@ def test_every_contestant_takes_its_turns(tmp_path: Path) -> None:
     assert told >= {(*who, "bfloat16", phase, 1) for who in playing for phase in ("decode", "prefill")}
     assert told >= {("ferrule", 2, 1, "bfloat16", "serve", streams) for streams in (1, 4)}
     assert told >= {("ferrule", 2, 1, "bfloat16", phase, 1) for phase in ("whole", "prefix")}
+    assert told >= {("ferrule", 2, 1, "bfloat16", phase, 8) for phase in ("alone", "beside")}
     for row in rows:
         assert 0 < row["tokens_s_min"] <= row["tokens_s_median"] <= row["tokens_s_max"]
-        assert (row["ttft_ms"] is None) == (row["phase"] == "decode")
+        assert (row["ttft_ms"] is None) == (row["phase"] in ("decode", "alone"))
         assert (row["itl_p50_ms"] is None) == (row["phase"] in ("prefill", "whole", "prefix"))
     peer = [row for row in rows if row["impl"] == "llama.cpp"]
     assert {(row["phase"], round(row["tokens_s_median"])) for row in peer} == {("decode", 50), ("prefill", 400)}

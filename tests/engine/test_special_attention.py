@@ -22,7 +22,8 @@ from ferrule.engine.architectures import short_context
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.rank.batch import Batch, Span
-from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, PlanError

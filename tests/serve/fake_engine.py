@@ -25,9 +25,11 @@ from ferrule.engine import (
     Recovery,
     SamplingParams,
     Token,
+    Turn,
     normalized,
 )
 from ferrule.engine.spec import read_spec
+from ferrule.engine.turn import FIRST_COME
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
 from ferrule.model import Embedding, ModelSpec, PoolingMode, Share, demo_path
 from ferrule.plan import Plan, Stage
@@ -242,7 +244,9 @@ class FakeEngine:
         top = tuple((other, -0.001 * other) for other in range(count))
         return tuple(PromptToken(-0.001 * token, token + 1, top) for token in call.prompt[1:])
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Any]:
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None, *, turn: Turn = FIRST_COME
+    ) -> list[Any]:
         """By token the next of four numbers, counted."""
         assert pooling is None
         self.embedded.append([tuple(prompt) for prompt in prompts])

@@ -83,6 +83,7 @@ class DesiredModel:
     request_log: Text | None = None
     origins: tuple[Text, ...] = ()
     image_urls: bool = False
+    max_queue_time: Text = "off"
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None
     weights: str | None = None
@@ -96,6 +97,7 @@ class DesiredModel:
     graphs: bool | None = None
     prefix_cache: bool | None = None
     prefix_disk: Annotated[int, Meta(ge=0)] | None = None
+    inter_token_limit: Text | None = None
     device: str | None = None
     plan: PlanText | None = None
     adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()

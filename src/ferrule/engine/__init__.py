@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ferrule.engine.host.local import LocalEngine, start
     from ferrule.engine.options import EngineOptions
+    from ferrule.engine.turn import Turn
     from ferrule.engine.types import (
         ChatMessage,
         Constraint,
@@ -51,12 +52,14 @@ __all__ = [
     "SamplingParams",
     "Token",
     "Tokenizer",
+    "Turn",
     "Vector",
     "normalized",
     "start",
 ]
 
-_ELSEWHERE = {"LocalEngine": "host.local", "start": "host.local", "EngineOptions": "options", "normalized": "vectors"}
+_ELSEWHERE = {"LocalEngine": "host.local", "start": "host.local", "EngineOptions": "options"}
+_ELSEWHERE |= {"Turn": "turn", "normalized": "vectors"}
 """Modules of those that are not in `ferrule.engine.types`."""
 
 

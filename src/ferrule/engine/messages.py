@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from ferrule.engine.options import RankOptions
+from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.engine.types import FinishReason, ImageInput, PrefixUse, Progress, PromptToken, RankInfo, SamplingParams
 from ferrule.errors import EngineError
 from ferrule.model import PoolingMode
@@ -56,6 +57,7 @@ class Embed(msgspec.Struct, frozen=True, tag="embed", tag_field="op"):
     id: int
     prompt: tuple[int, ...]
     pooling: PoolingMode
+    turn: Turn = FIRST_COME
 
 
 class Learn(msgspec.Struct, frozen=True, tag="learn", tag_field="op"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ferrule.engine.device_names import CPU, parse_devices
+from ferrule.engine.inter_token import AUTO, parse_inter_token_limit
 from ferrule.errors import ConfigError
 from ferrule.plan import Plan
 
@@ -75,7 +76,7 @@ class EngineOptions:
     what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
-    disk."""
+    disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it."""
 
     model: str
     tensor: int = 1
@@ -98,6 +99,7 @@ class EngineOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    inter_token_limit: str = AUTO
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -105,6 +107,7 @@ class EngineOptions:
         if self.weights is not None and self.weights not in WEIGHTS:
             raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
         parse_devices(self.device)
+        parse_inter_token_limit(self.inter_token_limit)
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
@@ -124,9 +127,8 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies``, ``copies_left`` and ``prefix_…``: as in `EngineOptions`. ``adapters``: with their directories and
-    identities.
-    """
+    ``copies``, ``copies_left``, ``prefix_…`` and ``inter_token_limit``: as in `EngineOptions`. ``adapters``: with their
+    directories and identities."""
 
     directory: str
     dtype: str
@@ -149,6 +151,7 @@ class RankOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    inter_token_limit: str = AUTO
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
+from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.errors import RequestError
 from ferrule.model import Embedding, ModelSpec, PoolingMode
 from ferrule.plan import Plan
@@ -47,8 +48,8 @@ class SamplingParams:
     ``prompt_logprobs``: the same of the prompt's tokens, of which the first has none.
     ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
     ``stop_token_ids``, and not under a ``constraint``, whose end they are). ``adapter``: the name of the LoRA adapter
-    that computes with the model; None: the model alone. Raises `RequestError` for numbers with which no token can be
-    chosen.
+    that computes with the model; None: the model alone. ``turn``: among other sequences. Raises `RequestError` for
+    numbers with which no token can be chosen.
     """
 
     max_tokens: int | None = None
@@ -67,6 +68,7 @@ class SamplingParams:
     ignore_eos: bool = False
     constraint: Constraint | None = None
     adapter: str | None = None
+    turn: Turn = FIRST_COME
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -328,7 +330,9 @@ class Engine(Protocol):
         """
         ...
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None, *, turn: Turn = FIRST_COME
+    ) -> list[Vector]:
         """A vector for each of ``prompts``: its hidden states after the last norm, pooled, in float32; of length 1
         where the model's files say so. ``pooling``: the model's own by default. All are computed at once; cancelling
         ends them on every rank. Raises as `generate` does."""

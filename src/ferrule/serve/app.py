@@ -53,6 +53,7 @@ def create_app(
     keys: Path | None = None,
     origins: Sequence[str] = (),
     max_sequences: int = MAX_SEQUENCES,
+    max_queue_seconds: float | None = None,
     tool_parser: str = AUTO,
     aliases: Aliases | None = None,
     fetcher: Fetcher | None = None,
@@ -64,8 +65,9 @@ def create_app(
     there are neither, only requests to loopback names are answered.
     ``origins``: of web pages that may send requests from browsers (CORS), such as ``https://chat.example``.
     ``tool_parser``: format of the model's tool calls, as `dialect` takes it.
-    ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
-    These two and ``aliases`` are of one model; several have their own.
+    ``max_sequences``: how many sequences may be running or waiting before clients get status 429;
+    ``max_queue_seconds``: so do requests whose turn is predicted to come later.
+    ``tool_parser``, ``max_sequences`` and ``aliases`` are of one model; several have their own.
     ``fetcher``: of images that requests name by URL; None: such requests are refused. ``shared``: whose downloads other
     hosts may have.
     ``app.state.models.close()`` ends every answer. Raises `ConfigError` for an empty key, and for
@@ -88,7 +90,7 @@ def create_app(
 
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.models, app.state.fetcher = models, fetcher
+    app.state.models, app.state.fetcher, app.state.max_queue_seconds = models, fetcher, max_queue_seconds
     sees = any(each.image_marker is not None for each in served.cards())
     images = IMAGE_BODY_BYTES if sees else 0
     app.add_middleware(Guard, keys=keyring, body_limit=body_limit(longest), image_bytes=images)

@@ -12,7 +12,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from ferrule.engine.messages import Add, Attach, attached
 from ferrule.engine.rank.batch import Batch, Picture, Span
-from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.vision.incoming import Incoming, features_of
 from ferrule.engine.rank.vision.sights import Seeing, Sights, packed, unpacked
 from ferrule.engine.types import Feature, ImageInput, SamplingParams

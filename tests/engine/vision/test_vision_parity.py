@@ -20,7 +20,8 @@ from transformers import AutoModelForImageTextToText
 from ferrule.engine.devices import open_device
 from ferrule.engine.options import Adapter, RankOptions
 from ferrule.engine.rank.batch import Batch
-from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.vision.incoming import features_of
 from ferrule.engine.rank.vision.sights import seeing_of

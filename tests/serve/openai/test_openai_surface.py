@@ -18,7 +18,7 @@ HELLO: Any = [{"role": "user", "content": "hi"}]
 NOTHING_CHANGES: dict[str, Any] = {
     "store": True,
     "metadata": {"a": "b"},
-    "service_tier": "flex",
+    "service_tier": "auto",
     "user": "me",
     "safety_identifier": "me",
     "prompt_cache_key": "key",

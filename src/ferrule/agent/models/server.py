@@ -27,6 +27,7 @@ from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
 from ferrule.plan import parse_plan
 from ferrule.secure import derived_key
+from ferrule.serve.answer.backlog import parse_queue_time
 from ferrule.serve.http.listener import listen
 from ferrule.serve.http.request_log import RequestLog
 from ferrule.serve.http.self_signed import SelfSigned, own_directory
@@ -38,7 +39,7 @@ from ferrule.serve.server import Served, serve
 TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
-    "graphs", "prefix_cache", "prefix_disk",
+    "graphs", "prefix_cache", "prefix_disk", "inter_token_limit",
 )  # fmt: skip
 
 
@@ -105,6 +106,7 @@ class AddressServer(ABC, Generic[Served]):
                 tls=tls,
                 origins=desired.origins,
                 image_urls=desired.image_urls,
+                max_queue_seconds=parse_queue_time(desired.max_queue_time),
                 tool_parser=desired.tool_parser,
                 aliases=Aliases.parse(desired.aliases),
                 on_ready=lambda _: None,

@@ -10,16 +10,17 @@ from typing import Literal
 
 from ferrule.bench.engine.contestants import seconds_per_token
 
-Phase = Literal["decode", "prefill", "serve", "whole", "prefix"]
+Phase = Literal["decode", "prefill", "serve", "whole", "prefix", "alone", "beside"]
 
 
 @dataclass(frozen=True)
 class EngineRow:
     """``format`` of the weights. ``phase``: ``decode`` (one sequence), ``prefill`` (one prompt), ``serve`` (through
     HTTP, ``concurrency`` streams at once), ``whole`` (a prompt of `serving.SHARED` tokens and some more) or ``prefix``
-    (another one that begins with the same `serving.SHARED`). ``tokens_s_…``: over all turns; of ``serve``, of all
-    streams together from the first request to the last token. ``ttft_ms``: until the first token, and ``itl_…_ms``:
-    between two of one stream, medians; None where that was not measured."""
+    (another one that begins with the same `serving.SHARED`), ``alone`` (streams that nothing disturbs) or ``beside``
+    (the same while long prompts come, whose first tokens ``ttft_ms`` is of). ``tokens_s_…``: over all turns; of
+    ``serve``, of all streams together from the first request to the last token. ``ttft_ms``: until the first token, and
+    ``itl_…_ms``: between two of one stream, medians; None where that was not measured."""
 
     impl: str
     ranks: int

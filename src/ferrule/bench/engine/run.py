@@ -25,6 +25,8 @@ from ferrule.model.headers import read_json
 
 FORMATS = tuple(TYPES)
 AS_STORED = "bfloat16"
+STREAMS, LONG = 8, 8192
+"""Streams beside which long prompts come, and how many tokens these have."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Peers:
 @dataclass
 class EngineBench:
     """``serve``: the command `ferrule serve`. ``levels``: streams at once through HTTP; ``tokens``: of a decoding turn;
-    ``served_tokens``: of a served answer; ``prefill``: of the prompt that is timed. ``say`` gets a line about what is
-    happening, ``note`` one about what is to be known of the results."""
+    ``served_tokens``: of a served answer; ``prefill``: of the prompt that is timed; ``long``: of those beside streams.
+    ``say`` gets a line about what is happening, ``note`` one about what is to be known of the results."""
 
     directory: Path
     scratch: Path
@@ -71,6 +73,7 @@ class EngineBench:
     tokens: int = 32
     served_tokens: int = 64
     prefill: int = 512
+    long: int = LONG
     peers: Peers = field(default_factory=Peers)
     say: Callable[[str], None] = lambda line: None
     note: Callable[[str], None] = lambda line: None
@@ -141,7 +144,9 @@ class EngineBench:
     async def _served(self, who: Who, server: Server) -> list[EngineRow]:
         if not self.levels:
             return []
-        vocabulary = int(read_json(self.directory / "config.json")["vocab_size"])
+        config = read_json(self.directory / "config.json")
+        vocabulary = int(config["vocab_size"])
+        long = min(self.long, int(config.get("max_position_embeddings") or 2 * self.long) // 2)
         self.say(f"starting {who.impl} as a server, {who.format}, {_ranks(who.ranks)}")
         rows = []
         async with server:
@@ -153,6 +158,10 @@ class EngineBench:
                 pairs = [await server.alike(vocabulary, 200 + each) for each in range(3)]
                 rows.append(row(who, "whole", 1, [whole for whole, _ in pairs]))
                 rows.append(row(who, "prefix", 1, [begun for _, begun in pairs]))
+                self.say(f"{who.impl}, {who.format}: long prompts beside {STREAMS} streams")
+                alone, beside = await server.beside(STREAMS, long, self.served_tokens, vocabulary, 300)
+                rows.append(row(who, "alone", STREAMS, [alone]))
+                rows.append(row(who, "beside", STREAMS, [beside]))
             for level in self.levels:
                 self.say(f"{who.impl}, {who.format}: {level} streams")
                 rounds = [
@@ -199,6 +208,6 @@ def bench_engine(
         bench = EngineBench(
             directory, Path(scratch), serve, ranks, threads, formats,
             [each for each in levels if each <= 4] if quick else levels,
-            2 if quick else rounds, tokens, peers=peers or Peers(), say=say, note=note,
+            2 if quick else rounds, tokens, long=512 if quick else LONG, peers=peers or Peers(), say=say, note=note,
         )  # fmt: skip
         return asyncio.run(bench.run())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from ferrule.bench.engine.contestants import WAIT
+from ferrule.bench.engine.contestants import PROMPT, WAIT
 from ferrule.bench.engine.rows import Turn, prefill_turn
 from ferrule.config import current_values
 from ferrule.errors import EngineError
@@ -25,6 +25,8 @@ FIRST_ID = 300
 """Prompts are random ids from here on: below are characters and marks in many vocabularies."""
 SHARED, BEHIND = 2000, 20
 """Tokens that prompts have in common, and those behind them."""
+AT_PACE = 16
+"""Events after which a stream is measured."""
 
 
 class Server:
@@ -94,13 +96,49 @@ class Server:
         count = SHARED + BEHIND
         return prefill_turn(count, first[1] - first[0]), prefill_turn(count, second[1] - second[0])
 
-    async def _ask(self, prompt: list[int], tokens: int) -> list[float]:
-        """Time of the request, and times of its events."""
+    async def beside(self, streams: int, prompt: int, tokens: int, vocabulary: int, seed: int) -> tuple[Turn, Turn]:
+        """``streams`` that answer: their gaps for so many ``tokens`` of each, and then while two prompts of ``prompt``
+        tokens come, one after the other, whose first tokens are the second turn's."""
+        generator, low = random.Random(seed), min(FIRST_ID, vocabulary // 2)
+        times: list[list[float]] = [[] for _ in range(streams)]
+
+        def some(count: int) -> list[int]:
+            return [generator.randrange(low, vocabulary) for _ in range(count)]
+
+        async def until(count: int) -> float:
+            while any(len(each) < count for each in times):
+                for answer in answers:
+                    if answer.done():
+                        await answer
+                        raise EngineError(f"{self.url}: a stream ended before it was measured")
+                await asyncio.sleep(0.01)
+            return time.perf_counter()
+
+        answers = [asyncio.create_task(self._ask(some(PROMPT), -1, each)) for each in times]
+        try:
+            begun = await until(AT_PACE)
+            alone = await until(AT_PACE + tokens)
+            first = []
+            for _ in range(2):
+                asked = await self._ask(some(prompt), 1)
+                first.append(asked[1] - asked[0])
+            ended = time.perf_counter()
+            if any(answer.done() for answer in answers):
+                raise EngineError(f"{self.url}: streams ended before {prompt} tokens of a prompt were computed")
+        finally:
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+        return _window(times, begun, alone), _window(times, alone, ended, tuple(first))
+
+    async def _ask(self, prompt: list[int], tokens: int, times: list[float] | None = None) -> list[float]:
+        """Time of the request, and ``times`` of its events."""
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "stream": True,
         }  # fmt: skip
-        times = [time.perf_counter()]
+        times = [] if times is None else times
+        times.append(time.perf_counter())
         async with self.client.stream("POST", "/v1/completions", json=body) as response:
             if not response.is_success:
                 raise EngineError(f"{self.url}: {response.status_code} {(await response.aread())[:300]!r}")
@@ -110,6 +148,12 @@ class Server:
         if len(times) < 2:
             raise EngineError(f"{self.url} answered without a token")
         return times
+
+
+def _window(times: Sequence[Sequence[float]], begin: float, end: float, first: tuple[float, ...] = ()) -> Turn:
+    """What streams had between two moments, of the ``times`` of their tokens."""
+    gaps = tuple(after - before for each in times for before, after in pairwise(each[1:]) if begin <= after <= end)
+    return Turn(len(gaps) / (end - begin), first, gaps)
 
 
 def ferrule_server(serve: Sequence[str], directory: Path, ranks: int, threads: int, weights: str | None) -> Server:

@@ -11,6 +11,7 @@ import typer
 
 from ferrule.cli.flags import AsJson
 from ferrule.cli.output import new_table, print_json, wide_console
+from ferrule.engine.turn import MOST_PRIORITY
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ def create(
     expires: Annotated[
         str | None, typer.Option(metavar="30d|DATE", help="When it ends, such as 12h, 30d or 2027-01-31 (UTC).")
     ] = None,
+    priority: Annotated[
+        int,
+        typer.Option(
+            min=-MOST_PRIORITY, max=MOST_PRIORITY, metavar="N", help="Of its requests: lower numbers come first."
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once: only its hash is kept.
@@ -59,6 +66,7 @@ def create(
         tokens_per_minute,
         concurrent,
         None if expires is None else expiry(expires, now),
+        priority,
     )
     try:
         msgspec.convert(msgspec.to_builtins(made), ApiKey)  # its constraints hold for what is read
@@ -89,14 +97,15 @@ def list_keys(as_json: AsJson = False) -> None:
     if not keys:
         typer.echo("there is no key; ferrule keys create NAME" if file is None else f"all keys of {path} are revoked")
         return
-    table = new_table("!name", "!begins", "models", ">requests/min", ">tokens/min", ">at a time", "!expires")
+    columns = ("models", ">requests/min", ">tokens/min", ">at a time", ">priority", "!expires")
+    table = new_table("!name", "!begins", *columns)
     for each in keys:
         limits = (each.requests_per_minute, each.tokens_per_minute, each.concurrent)
         over = each.expires is not None and each.expires <= time.time()
         ends = "never" if each.expires is None else _date(each.expires) + (" (over)" if over else "")
         shown = ("–" if limit is None else str(limit) for limit in limits)
         allowed = "all" if each.models is None else ", ".join(each.models)
-        table.add_row(each.name, f"{each.shown}…", allowed, *shown, ends)
+        table.add_row(each.name, f"{each.shown}…", allowed, *shown, str(each.priority), ends)
     wide_console().print(table)
 
 

@@ -28,6 +28,7 @@ class Front:
     origins: tuple[str, ...]
     image_urls: bool = False
     share_downloads: bool = False
+    max_queue_seconds: float | None = None
 
     @property
     def port(self) -> int:
@@ -55,6 +56,7 @@ class Front:
                 origins=self.origins,
                 image_urls=self.image_urls,
                 share_downloads=self.share_downloads,
+                max_queue_seconds=self.max_queue_seconds,
                 on_ready=on_ready,
                 **options,
             )

@@ -81,6 +81,16 @@ PrefixDisk = Annotated[
         "The files hold what prompts were made into.",
     ),
 ]
+InterTokenLimit = Annotated[
+    str,
+    typer.Option(
+        "--inter-token-limit",
+        envvar="FERRULE_INTER_TOKEN_LIMIT",
+        metavar="auto|2x|80ms|off",
+        help="How long a step of answers may take when prompts are computed beside them: so many times as long as "
+        "without, or a time; off: prompts first. auto: 2x, and more where more prompts wait than answers run.",
+    ),
+]
 
 
 Encrypt = Annotated[

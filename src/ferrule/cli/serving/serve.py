@@ -19,6 +19,7 @@ from ferrule.cli.serving.model import (
     Dtype,
     Encrypt,
     Graphs,
+    InterTokenLimit,
     MaxContext,
     Pp,
     PrefixCache,
@@ -35,8 +36,10 @@ from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
+from ferrule.engine.inter_token import parse_inter_token_limit
 from ferrule.errors import ConfigError
 from ferrule.installation import require
+from ferrule.serve.answer.backlog import MAX_QUEUE_TIME, parse_queue_time
 from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
 
@@ -136,6 +139,15 @@ def serve(
     graphs: Graphs = True,
     prefix_cache: PrefixCache = True,
     prefix_cache_disk: PrefixDisk = None,
+    inter_token_limit: InterTokenLimit = "auto",
+    max_queue_time: Annotated[
+        str,
+        typer.Option(
+            envvar="FERRULE_MAX_QUEUE_TIME",
+            metavar="TIME|off",
+            help="Refuse requests (429, Retry-After) whose turn would come later than that, by what was measured.",
+        ),
+    ] = MAX_QUEUE_TIME,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -199,6 +211,8 @@ def serve(
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     prefix_disk = prefix_disk_of(prefix_cache_disk)
+    parse_inter_token_limit(inter_token_limit)
+    max_queue_seconds = parse_queue_time(max_queue_time)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -253,6 +267,7 @@ def serve(
             request_log=None if request_log is None else str(Path(request_log).expanduser().absolute()),
             origins=origins,
             image_urls=image_urls,
+            max_queue_time=max_queue_time,
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
@@ -265,6 +280,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            inter_token_limit=inter_token_limit,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -310,7 +326,9 @@ def serve(
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
 
-        front = Front(listener, host, api_key, keys, requests, tls, origins, image_urls, share_downloads)
+        front = Front(
+            listener, host, api_key, keys, requests, tls, origins, image_urls, share_downloads, max_queue_seconds
+        )
         if several:
             run_several(
                 console,
@@ -321,6 +339,7 @@ def serve(
                 graphs=graphs,
                 prefix_cache=prefix_cache,
                 prefix_disk=prefix_disk,
+                inter_token_limit=inter_token_limit,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -337,6 +356,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            inter_token_limit=inter_token_limit,
             name=name,
             standby=standby,
             encrypt=encrypt,

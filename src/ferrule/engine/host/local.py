@@ -25,6 +25,7 @@ from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import COMPUTED, DEMO, called
+from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.engine.types import (
     VECTORS_ONLY,
     Health,
@@ -118,6 +119,7 @@ class LocalEngine:
             prefix_cache=options.prefix_cache,
             prefix_tokens=options.prefix_tokens,
             prefix_disk=options.prefix_disk,
+            inter_token_limit=options.inter_token_limit,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -172,6 +174,7 @@ class LocalEngine:
         prompts: Sequence[Sequence[int]],
         pooling: PoolingMode | None = None,
         *,
+        turn: Turn = FIRST_COME,
         history: History | None = None,
     ) -> list[Vector]:
         """See `ferrule.engine.types.Engine.embed`. ``history``: as of `generate`."""
@@ -179,12 +182,15 @@ class LocalEngine:
             raise RequestError(self.embedding.refusal, code="unsupported")
         for prompt in prompts:
             self._check(prompt, answer=0)
-        pooled = await all_of(self._embed(prompt, pooling or self.embedding.pooling, history) for prompt in prompts)
+        pooled = await all_of(
+            self._embed(prompt, pooling or self.embedding.pooling, turn, history) for prompt in prompts
+        )
         finish = partial(finished, pooled, self._dense, normalize=self.embedding.normalize)
         return await asyncio.to_thread(finish) if self._dense else finish()
 
-    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode, history: History | None) -> Vector:
-        with self._opened(self._requests.add(prompt, SamplingParams(), pooling, history=history)) as stream:
+    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode, turn: Turn, history: History | None) -> Vector:
+        request = self._requests.add(prompt, SamplingParams(turn=turn), pooling, history=history)
+        with self._opened(request) as stream:
             vector: Vector = _taken(await stream.get(), np.ndarray)
         return vector
 

@@ -62,7 +62,7 @@ class Request:
     def messages(self) -> Iterator[Attach | Add | Embed]:
         """Orders to the driver."""
         if self.pooling is not None:
-            yield Embed(self.number, self.prompt, self.pooling)
+            yield Embed(self.number, self.prompt, self.pooling, self.params.turn)
             return
         if self.images:
             yield from attached(self.number, self.images)

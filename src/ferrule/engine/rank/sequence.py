@@ -18,7 +18,8 @@ class Sequence:
     computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
     ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
     have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt. ``held``:
-    its blocks in the prefix cache.
+    its blocks in the prefix cache. ``overtaken``: tokens of later prompts that were computed while its own waited.
+    ``preempted``: it has run before, and waits to go on.
     """
 
     identity: int
@@ -35,7 +36,22 @@ class Sequence:
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
+    overtaken: int = 0
+    preempted: bool = False
     held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
+
+    @property
+    def priority(self) -> int:
+        return self.params.turn.priority
+
+    @property
+    def queue(self) -> str:
+        return self.params.turn.queue
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place among those that run: what comes later gives way to it."""
+        return self.priority, self.identity
 
     @property
     def remaining(self) -> int:

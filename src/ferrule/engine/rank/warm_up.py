@@ -27,7 +27,7 @@ ACCELERATOR_ROWS = 256
 @dataclass(frozen=True)
 class Trial:
     """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` at most. ``step_seconds``: what
-    one token of one sequence took. ``ridge``: see `Limits`. ``unshared``: see `Runner.unshared`, of any rank;
+    one token of one sequence took. ``ridge``: see `Pace`. ``unshared``: see `Runner.unshared`, of any rank;
     ``copies``: whether any has copies of blocks."""
 
     cache_tokens: int
@@ -71,8 +71,8 @@ def warm_up(runner: Runner) -> Trial:
 
 
 def _ridge(runner: Runner, token_seconds: float, cache_tokens: int) -> int:
-    """`Limits.ridge`, from the time of a step of many tokens, which is that of arithmetic. 0 where a rank computes on
-    processors, whose ridge lies below `BESIDE_ANSWERS` and decides nothing."""
+    """`Pace.ridge`, from the time of a step of many tokens, which is that of arithmetic. 0 where a rank computes on
+    processors, whose ridge is low, and found out soon enough."""
     most = 0 if runner.device.torch_device.type == "cpu" else ACCELERATOR_ROWS
     rows = np.array([min(most, runner.options.context, cache_tokens)], dtype=np.int64)
     runner.world.all_reduce(rows, op="min")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ferrule.engine.host.local import LocalEngine, all_of
 from ferrule.engine.host.requests import History, ReleasedError
 from ferrule.engine.replicas.router import Router
+from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.engine.types import (
     Health,
     ImageInput,
@@ -114,16 +115,18 @@ class Replicas:
                 except ReleasedError as error:
                     crashes = error.crashes
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None, *, turn: Turn = FIRST_COME
+    ) -> list[Vector]:
         """See `ferrule.engine.types.Engine.embed`. Each prompt goes its own way."""
-        return await all_of(self._embed(prompt, pooling) for prompt in prompts)
+        return await all_of(self._embed(prompt, pooling, turn) for prompt in prompts)
 
-    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode | None) -> Vector:
+    async def _embed(self, prompt: Sequence[int], pooling: PoolingMode | None, turn: Turn) -> Vector:
         crashes = 0
         while True:
             with self._opened(prompt, len(prompt)) as engine:
                 try:
-                    (vector,) = await engine.embed([prompt], pooling, history=History(crashes=crashes))
+                    (vector,) = await engine.embed([prompt], pooling, turn=turn, history=History(crashes=crashes))
                 except ReleasedError as error:
                     crashes = error.crashes
                     continue

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ferrule.engine import Engine, ImageInput, SamplingParams, Token
+from ferrule.engine import Engine, ImageInput, SamplingParams, Token, Turn
+from ferrule.engine.turn import FIRST_COME
 from ferrule.errors import RequestError
 from ferrule.model import PoolingMode
+from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ class AdapterEngine:
     ) -> AsyncGenerator[Token, None]:
         return self.base.generate(prompt, replace(params, adapter=self.adapter), images)
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None, *, turn: Turn = FIRST_COME
+    ) -> list[Vector]:
         """Raises `RequestError`: vectors would be those of the base."""
         raise RequestError("embeddings are made by the base model, without adapter", param="model", code="unsupported")
 
@@ -48,6 +52,11 @@ class AdapterService(Service):
     def admit(self, sequences: int) -> Iterator[None]:
         with self._base.admit(sequences):
             yield
+
+    @contextmanager
+    def serving(self, jobs: Sequence[Job], longest: float | None) -> Iterator[list[Job]]:
+        with self._base.serving(jobs, longest) as followed:
+            yield followed
 
 
 def with_adapters(service: Service) -> tuple[Service, ...]:

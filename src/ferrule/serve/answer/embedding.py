@@ -11,6 +11,7 @@ from ferrule.engine import Engine, normalized
 from ferrule.errors import RequestError
 from ferrule.serve.answer.prompt import encode, too_long
 from ferrule.serve.answer.service import Service
+from ferrule.serve.answer.turns import NOTHING_ASKED, granted
 from ferrule.serve.http.exchange import current_exchange
 
 if TYPE_CHECKING:
@@ -47,10 +48,12 @@ async def embed_texts(
     engine = service.engine
     with service.admit(min(len(texts), AT_ONCE)):
         prompts = await service.reading.run(partial(_tokens, engine, texts, field, truncate))
-        current_exchange().count(prompt=sum(map(len, prompts)))
+        exchange = current_exchange()
+        exchange.count(prompt=sum(map(len, prompts)))
+        turn = granted(NOTHING_ASKED, exchange.caller)
         vectors: list[Vector] = []
         for at in range(0, len(prompts), AT_ONCE):
-            found = await engine.embed(prompts[at : at + AT_ONCE])
+            found = await engine.embed(prompts[at : at + AT_ONCE], turn=turn)
             vectors += [each if dimensions is None else _cut(engine, each, dimensions) for each in found]
     return Embedded(vectors, sum(map(len, prompts)))
 

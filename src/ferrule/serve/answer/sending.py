@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrule.serve.answer.form import Collected, Counts, Form
-from ferrule.serve.answer.sequences import Job, run_jobs
+from ferrule.serve.answer.sequences import Job, LateError, run_jobs
 from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece
 from ferrule.serve.http.errors import ApiError, api_error
@@ -64,16 +64,20 @@ class Answer(Response):
             await send(message)
 
         write = self._write_stream if self._stream else self._write_whole
-        with self._service.admit(len(self._jobs)):
-            current_exchange().count(prompt=self._prompt_tokens)
+        exchange = current_exchange()
+        longest: float | None = scope["app"].state.max_queue_seconds
+        with self._service.serving([job.of(exchange) for job in self._jobs], longest) as jobs:
+            exchange.count(prompt=self._prompt_tokens)
             try:
-                async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, self._jobs)) as pieces:
+                async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, jobs)) as pieces:
                     await while_wanted(receive, self._service.closing, write(pieces, scope, receive, noted))
             except ClientGoneError:
                 log.debug("a client left before its answer was complete")
             except Exception as error:
+                if isinstance(error, LateError):
+                    error = self._service.timed_out(jobs[0])
                 if not started:
-                    raise
+                    raise error from None
                 await send({"type": "http.response.body", "body": self._form.failed(api_error(error))})
 
     async def _write_whole(self, pieces: AsyncIterator[Piece], scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -11,6 +13,9 @@ from ferrule.engine import Engine, ImageInput, SamplingParams, Token
 from ferrule.errors import EngineError
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.answer.transcript import Piece, Transcript
+from ferrule.serve.answer.turns import NOTHING_ASKED, TurnAsked, granted
+from ferrule.serve.http.errors import ApiError
+from ferrule.serve.http.exchange import Exchange
 from ferrule.serve.openai.sampling import derived_seed
 from ferrule.serve.tools.reading import ChatReading, Reading
 
@@ -22,6 +27,7 @@ class Job:
     ``continues``: the answer continues the prompt's text (a completion) rather than being a text of its own (a chat),
     so that its first word keeps the space before it. ``chat``: how the answer is read, if it is one of a chat.
     ``heard`` is told every token as it comes. ``images``: of the prompt.
+    ``asked``: which turn its request wants; ``begin_by``: when its first token must have come, of the monotonic clock.
     """
 
     index: int
@@ -32,6 +38,29 @@ class Job:
     chat: ChatReading | None = None
     heard: Callable[[Token], None] | None = None
     images: tuple[ImageInput, ...] = ()
+    asked: TurnAsked = NOTHING_ASKED
+    begin_by: float | None = None
+
+    def of(self, exchange: Exchange) -> Job:
+        """With the turn that is granted to its request. Raises `ApiError` as `granted` does."""
+        asked = self.asked
+        by = None if asked.timeout is None else exchange.begun + asked.timeout
+        return replace(self, params=replace(self.params, turn=granted(asked, exchange.caller)), begin_by=by)
+
+    @property
+    def priority(self) -> int:
+        return self.params.turn.priority
+
+    def followed(self, heard: Callable[[Token], None]) -> Job:
+        """With ``heard`` told every token, too."""
+        before = self.heard
+
+        def both(token: Token) -> None:
+            heard(token)
+            if before is not None:
+                before(token)
+
+        return replace(self, heard=both)
 
 
 def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
@@ -39,11 +68,43 @@ def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
     return [replace(params, seed=derived_seed(params.seed, choice)) for choice in range(count)]
 
 
+class QueueTimeoutError(ApiError):
+    """A request's first token cannot come, or did not, in the time that it gave. ``wait``: seconds until it came, if
+    the request were sent now; ``left``: those that it has."""
+
+    def __init__(self, wait: float, left: float) -> None:
+        super().__init__(
+            429,
+            "queue_timeout: the first token does not come in this time, since other requests are ahead of it",
+            code="queue_timeout",
+            param="queue_timeout",
+            retry_after=max(1, math.ceil(wait - left)),
+        )
+
+
+class LateError(Exception):
+    """The first token of a sequence did not come in time."""
+
+
+async def begun_by(tokens: AsyncGenerator[Token], moment: float | None) -> AsyncGenerator[Token]:
+    """``tokens``. Raises `LateError` where none has come by ``moment``, of the monotonic clock."""
+    if moment is not None:
+        try:
+            async with asyncio.timeout(moment - time.monotonic()):
+                first = await anext(tokens, None)
+        except TimeoutError:
+            raise LateError from None
+        if first is not None:
+            yield first
+    async for token in tokens:
+        yield token
+
+
 async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGenerator[Piece, None]:
     """The pieces of one answer. The engine's sequence ends with this generator, for whatever reason that ends."""
     if job.params.max_tokens == 0 and job.params.prompt_logprobs is not None:
         async with aclosing(engine.generate(job.prompt, replace(job.params, max_tokens=1))) as tokens:
-            async for token in tokens:  # of which only the prompt is wanted
+            async for token in begun_by(tokens, job.begin_by):  # of which only the prompt is wanted
                 yield Piece(job.index, "", (), 0, "length", prompt=token.prompt)
         return
     if job.params.max_tokens == 0:
@@ -55,7 +116,7 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
     reading = Reading(job.chat) if job.chat is not None else None
     finished = False
     async with aclosing(engine.generate(job.prompt, job.params, job.images)) as tokens:
-        async for token in tokens:
+        async for token in begun_by(tokens, job.begin_by):
             if job.heard is not None:
                 job.heard(token)
             if token.prompt is not None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
-from ferrule.engine import Engine
+from ferrule.engine import Engine, Token
+from ferrule.serve.answer.backlog import Backlog, Place
 from ferrule.serve.answer.prompt import TokenizerPool
+from ferrule.serve.answer.sequences import Job, QueueTimeoutError
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.images.layout import Layout, layout_of
@@ -56,6 +60,7 @@ class Service:
         """None: the model stays as long as the server."""
         self._max_sequences = max_sequences
         self._sequences = 0
+        self.backlog = Backlog()
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -73,6 +78,54 @@ class Service:
 
         While ranks are being restarted the engine itself says how long requests may wait.
         """
+        self._check(sequences)
+        self._sequences += sequences
+        try:
+            yield
+        finally:
+            self._sequences -= sequences
+
+    @contextmanager
+    def serving(self, jobs: Sequence[Job], longest: float | None) -> Iterator[list[Job]]:
+        """As `admit`, for ``jobs``, which are followed. Raises `ApiError` 429, too, where what is ahead of them takes
+        more than ``longest`` seconds, or more than they want to wait."""
+        with self.admit(len(jobs)):
+            now, queued = time.monotonic(), self.engine.health().waiting > 0
+            self._check_wait(jobs[0], longest, queued, now)
+            places = [self.backlog.enter(len(job.prompt), job.priority, queued=queued, now=now) for job in jobs]
+            try:
+                yield [job.followed(partial(self._heard, place)) for job, place in zip(jobs, places, strict=True)]
+            finally:
+                for place in places:
+                    self.backlog.leave(place, time.monotonic())
+
+    def timed_out(self, job: Job) -> QueueTimeoutError:
+        """The first token of ``job`` has not come in time."""
+        queued = self.engine.health().waiting > 0
+        wait = self.backlog.wait(0, job.priority, queued=queued, now=time.monotonic())  # of which it still is one
+        return QueueTimeoutError(wait, job.asked.timeout or 0.0)
+
+    def _heard(self, place: Place, _: Token) -> None:
+        self.backlog.heard(place, time.monotonic())
+
+    def _check_wait(self, job: Job, longest: float | None, queued: bool, now: float) -> None:
+        ahead = self.backlog.waiting(job.priority)
+        if not ahead:
+            return
+        turn = self.backlog.wait(0, job.priority, queued=queued, now=now)
+        if longest is not None and turn > longest:
+            raise ApiError(
+                429,
+                f"{ahead} sequences are ahead of this request, which take about {turn:.0f} s, more than the "
+                f"{longest:g} s that requests may wait here (--max-queue-time)",
+                code="too_many_requests",
+                retry_after=math.ceil(turn - longest),
+            )
+        first = self.backlog.wait(len(job.prompt), job.priority, queued=queued, now=now)
+        if job.begin_by is not None and now + first > job.begin_by:
+            raise QueueTimeoutError(first, job.begin_by - now)
+
+    def _check(self, sequences: int) -> None:
         health = self.engine.health()
         if health.state == "failed":
             raise ApiError(503, f"the model has failed: {health.error}", code="engine_error")
@@ -86,10 +139,5 @@ class Service:
                 429,
                 f"{self._sequences} sequences are being served, of at most {most}; try again later",
                 code="too_many_requests",
-                retry_after=1,
+                retry_after=max(1, math.ceil(self.backlog.ends.value * (self._sequences + sequences - most))),
             )
-        self._sequences += sequences
-        try:
-            yield
-        finally:
-            self._sequences -= sequences

@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Caller:
     """Sender of a request. ``name``: of its key, None where none is needed; another key may have it later.
-    ``models``: names of those that it may use; None: all. ``identity``: of the key itself, its hash."""
+    ``models``: names of those that it may use; None: all. ``identity``: of the key itself, its hash. ``priority``: the
+    first that its requests may have; None: any."""
 
     name: str | None = None
     models: tuple[str, ...] | None = None
     limiter: Limiter | None = None
     identity: str = ""
+    priority: int | None = None
 
 
 class Keyring:
@@ -98,7 +100,9 @@ class Keyring:
             limits = Limits(each.requests_per_minute, each.tokens_per_minute, each.concurrent)
             old = before.get(each.digest)
             kept = old.limiter if old is not None and old.limiter is not None and old.limiter.limits == limits else None
-            self._callers[each.digest] = Caller(each.name, each.models, kept or Limiter(limits, now), each.digest)
+            self._callers[each.digest] = Caller(
+                each.name, each.models, kept or Limiter(limits, now), each.digest, each.priority
+            )
 
 
 def given_key(headers: Headers) -> bytes:

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from ferrule.config import environment
+from ferrule.engine.turn import MOST_PRIORITY
 from ferrule.errors import ConfigError
 from ferrule.files import FileRecord, locked, read_record, state_directory, write_record
 from ferrule.units import parse_seconds
@@ -30,12 +31,14 @@ LOCK_SECONDS = 5.0
 
 KeyName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Limit = Annotated[int, msgspec.Meta(ge=1)]
+Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
 class ApiKey(msgspec.Struct, frozen=True):
     """One key. ``digest``: its SHA-256 as hexadecimal letters; ``shown``: how it begins; times in seconds since 1970.
 
-    ``models``: names of those that it may use; None: all. A limit that is None is none.
+    ``models``: names of those that it may use; None: all. A limit that is None is none. ``priority``: of
+    its requests, which may ask for a later one (a higher number) only.
     """
 
     name: KeyName
@@ -47,6 +50,7 @@ class ApiKey(msgspec.Struct, frozen=True):
     tokens_per_minute: Limit | None = None
     concurrent: Limit | None = None
     expires: float | None = None
+    priority: Priority = 0
 
 
 class KeysFile(FileRecord, frozen=True, tag="api-keys"):

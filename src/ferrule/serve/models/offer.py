@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ferrule.engine import Engine, EngineOptions, Health, ImageInput, ImagePrompt, RankInfo, SamplingParams, Token
+from ferrule.engine import Engine, EngineOptions, Health, ImageInput, ImagePrompt, RankInfo, SamplingParams, Token, Turn
 from ferrule.engine.device_names import CPU
 from ferrule.engine.host.local import name_of
 from ferrule.engine.images.prompts import marker_of
+from ferrule.engine.turn import FIRST_COME
 from ferrule.engine.types import Tokenizer
 from ferrule.errors import EngineError
 from ferrule.model import Embedding, ModelSpec, PoolingMode
@@ -84,7 +85,9 @@ class Unloaded:
     ) -> AsyncGenerator[Token, None]:
         raise EngineError(f"{self.name} is not loaded")
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None) -> list[Vector]:
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], pooling: PoolingMode | None = None, *, turn: Turn = FIRST_COME
+    ) -> list[Vector]:
         raise EngineError(f"{self.name} is not loaded")
 
     def health(self) -> Health:

@@ -89,7 +89,15 @@ def _read(
     sure = constrained.sure
     reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own=sure, pieces=pieces and sure)
     jobs = tuple(
-        Job(index, prompt, each, tuple(body.stop), continues=bool(body.continue_final_message), chat=reading)
+        Job(
+            index,
+            prompt,
+            each,
+            tuple(body.stop),
+            continues=bool(body.continue_final_message),
+            chat=reading,
+            asked=body.turn,
+        )
         for index, each in enumerate(choices(params, body.n or 1))
     )
     return jobs, chat

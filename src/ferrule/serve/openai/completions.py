@@ -37,7 +37,10 @@ def answer_completion(service: Service, body: CompletionRequest, identity: Ident
         prompts = [prompt for prompt, _ in filled]
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *filled[0][1]))
     asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]
-    jobs = [Job(index, prompt, own, tuple(body.stop), continues=True) for index, (prompt, own) in enumerate(asked)]
+    jobs = [
+        Job(index, prompt, own, tuple(body.stop), continues=True, asked=body.turn)
+        for index, (prompt, own) in enumerate(asked)
+    ]
     texts = [prompt_text(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.n or 1)]
     echoes = tuple(Echo(text, prompt if body.echo else ()) for text, (prompt, _) in zip(texts, asked, strict=True))
     vocabulary = None if body.logprobs is None else service.vocabulary

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from ferrule.engine.turn import MOST_PRIORITY
 from ferrule.errors import RequestError
+from ferrule.serve.answer.turns import TurnAsked
 from ferrule.serve.tools.messages import Body, Message, clean_text
 
 MAX_CHOICES = 128
@@ -14,6 +16,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_INPUTS = 2048
+MOST_QUEUE_SECONDS = 86400
 
 
 def stop_strings(value: Any) -> list[str]:
@@ -77,7 +80,8 @@ class StreamOptions(Body):
 
 
 class SamplingRequest(Body):
-    """Fields of sampling, the same in chats, completions and responses. None: the model's own default holds."""
+    """Fields of sampling and of turns, the same in chats, completions and responses. None: the model's own default
+    holds."""
 
     stop: Stops = Field(default_factory=list)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -89,6 +93,14 @@ class SamplingRequest(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, float] | None = None
+    priority: Whole | None = Field(None, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    service_tier: Any = None
+    queue_timeout: float | None = Field(None, gt=0, le=MOST_QUEUE_SECONDS)
+
+    @property
+    def turn(self) -> TurnAsked:
+        tier = self.service_tier if isinstance(self.service_tier, str) else None
+        return TurnAsked(self.priority, tier, self.queue_timeout)
 
 
 class GenerationRequest(SamplingRequest):

@@ -30,7 +30,7 @@ def test_logits_of_devices_that_lost_a_peer_are_not_used() -> None:
         run=lambda batch, features: torch.empty(0, 3), device=open_device("cpu", 1), world=world
     )
     scheduler: Any = SimpleNamespace(by_identity={}, complete=lambda *given: completed.append(given) or [])
-    driver.runner, driver.scheduler, driver.samplers = runner, scheduler, {}
+    driver.runner, driver.scheduler, driver.samplers, driver.since = runner, scheduler, {}, 0.0
     with pytest.raises(FabricError, match="rank 1 is lost"):
         driver._finish(Batch())
     assert completed == []
@@ -64,8 +64,9 @@ def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pyte
         "ferrule.engine.rank.driver.loop.announce", lambda _world, _driver, batch: announced.append(batch)
     )
     options: Any = SimpleNamespace(
-        plan=SimpleNamespace(pipeline=depth, driver=0), batch_tokens=64, context=512, end_tokens=(7,), adapters=()
-    )
+        plan=SimpleNamespace(pipeline=depth, driver=0), batch_tokens=64, context=512, end_tokens=(7,), adapters=(),
+        inter_token_limit="auto",
+    )  # fmt: skip
     driver = Driver(options, runner, control, Trial(4096, 8, 0.001, 64), 8)  # type: ignore[arg-type]
     for _ in range(10):
         driver.step()

@@ -10,7 +10,10 @@ from msgspec.structs import replace
 
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.prefix import PrefixIndex
-from ferrule.engine.rank.driver.scheduler import BESIDE_ANSWERS, Limits, Scheduler
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.pace import FLOOR, Pace
+from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.turn import Turn
 from ferrule.engine.types import SamplingParams
 
 END = 0
@@ -164,6 +167,7 @@ REQUEST = st.tuples(
         max_tokens=st.none() | st.integers(1, 30),
         ignore_eos=st.booleans(),
         stop_token_ids=st.lists(st.integers(0, 96), max_size=2).map(tuple),
+        turn=st.builds(Turn, st.sampled_from(("", "one")), st.integers(-1, 1)),
     ),
 )
 
@@ -207,9 +211,9 @@ def test_a_long_prompt_does_not_hold_up_answers_in_progress() -> None:
     scheduler.add(2, [1, 2], SamplingParams())
     first = scheduler.next_batch()
     assert first is not None
-    assert [(s.sequence, s.tokens) for s in first.spans] == [(1, 8)]
-    scheduler.complete(first, [])
-    for _ in range(12):  # until the first prompt is done; the second request waits its turn in the meantime
+    assert [(s.sequence, s.tokens) for s in first.spans] == [(2, 2), (1, 6)]
+    scheduler.complete(first, [5])
+    for _ in range(14):  # until the first prompt is done, beside the second one's answer
         batch = scheduler.next_batch()
         assert batch is not None
         scheduler.complete(batch, [5] * sum(s.sample for s in batch.spans))
@@ -282,8 +286,38 @@ def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:
     assert scheduler.next_batch() is None
 
 
+@pytest.mark.parametrize(("sequences", "stages"), [(4, 2), (5, 2), (6, 4), (7, 3), (9, 4), (2, 3)])
+def test_every_stage_has_a_batch_and_all_have_as_many_sequences(sequences: int, stages: int) -> None:
+    """Also after some have ended, all of one batch, and others have come, all at once."""
+    scheduler = Scheduler(Limits(64, 10_000, 64, 1000, batches=stages), frozenset())
+    for identity in range(3 * sequences):
+        scheduler.add(identity, [1], SamplingParams())
+    under_way: deque[Batch] = deque()
+
+    def rounds(count: int) -> list[int]:
+        for _ in range(count * stages):
+            if under_way:
+                batch = under_way.popleft()
+                scheduler.complete(batch, [5] * len(batch.spans))
+            while len(under_way) < stages and (new := scheduler.next_batch()):
+                under_way.append(new)
+        return [len(batch.spans) for batch in under_way]
+
+    rounds(3)
+    for identity in range(2 * sequences):
+        scheduler.cancel(identity)
+    sizes = rounds(6)
+    for _ in range(2):
+        assert sum(sizes) == sequences
+        assert len(sizes) == min(sequences, stages)
+        assert max(sizes) - min(sizes) <= 1
+        scheduler.add(100 + sequences, [1], SamplingParams())
+        scheduler.cancel(3 * sequences - 1)
+        sizes = rounds(6)
+
+
 def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
-    scheduler = Scheduler(Limits(512, 10_000, 8, 4096, ridge=33), frozenset({END}))
+    scheduler = Scheduler(Limits(512, 10_000, 8, 4096), frozenset({END}), pace=Pace(step_seconds=1.0, ridge=32))
     params = SamplingParams(max_tokens=50)
     scheduler.add(1, [5] * 600, params)
     first = scheduler.next_batch()
@@ -302,13 +336,7 @@ def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
     scheduler.complete(mixed, [7, 7])
     following = scheduler.next_batch()
     assert following is not None
-    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, 32)]
-
-
-def test_prompts_fill_steps_of_answers_up_to_the_ridge() -> None:
-    limits = Limits(512, 10_000, 300, 4096, ridge=256)
-    assert [limits.beside(answers) for answers in (1, 64, 224, 256)] == [255, 192, 32, 32]
-    assert Limits(512, 10_000, 64, 4096, ridge=10).beside(4) == 32
+    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, 22)]
 
 
 def test_of_a_prompt_that_is_scored_pieces_are_as_long_as_logits_have_room() -> None:
@@ -316,7 +344,7 @@ def test_of_a_prompt_that_is_scored_pieces_are_as_long_as_logits_have_room() -> 
     scheduler = Scheduler(limits, frozenset())
     scored = SamplingParams(prompt_logprobs=0)
     scheduler.add(1, range(10), scored)
-    scheduler.add(2, range(4), scored, scored=2)
+    scheduler.add(2, range(12), scored, scored=2)
     scheduler.add(3, range(7), scored, [8, 9], scored=6)  # whose prompt is known whole
     steps = []
     while len(steps) < 6:
@@ -328,32 +356,34 @@ def test_of_a_prompt_that_is_scored_pieces_are_as_long_as_logits_have_room() -> 
         for span in batch.spans:
             scheduler.by_identity[span.sequence].scored = span.seen + span.tokens
         scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
-    assert steps[:5] == [
-        (1, 0, 6, True, False),
+    assert steps[:6] == [
         (3, 0, 9, False, True),
+        (1, 0, 6, True, False),
+        (2, 0, 1, False, False),  # what is known needs no logits
         (3, 9, 1, False, True),
         (1, 6, 4, True, True),
-        (2, 0, 2, False, False),  # what is known needs no logits
+        (2, 1, 2, True, False),
     ]
 
 
 def test_what_is_embedded_ends_with_its_prompt_in_turns_with_answers() -> None:
     limits = Limits(batch_tokens=80, cache_tokens=1000, sequences=4, context=500)
     scheduler = Scheduler(limits, frozenset())
-    scheduler.add(1, [1, 2], SamplingParams(max_tokens=9, ignore_eos=True))
+    scheduler.add(1, [1, 2], SamplingParams(max_tokens=99, ignore_eos=True))
     scheduler.add(2, range(50), SamplingParams(), embedded=True)
     scheduler.add(3, range(3), SamplingParams(), embedded=True)
     steps = []
-    for _ in range(6):
+    for _ in range(16):
         batch = scheduler.next_batch()
         assert batch is not None
         steps.append((batch.kind, [(span.sequence, span.tokens, span.sample) for span in batch.spans]))
         scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
-    assert [kind for kind, _ in steps] == [Kind.EMBED, Kind.RUN] * 2 + [Kind.RUN] * 2
-    assert steps[0][1] == [(2, BESIDE_ANSWERS, False)]  # answers wait for no more than they do for prompts
-    assert steps[2][1] == [(2, 50 - BESIDE_ANSWERS, False), (3, 3, False)]
+    assert [kind for kind, _ in steps[:12]] == [Kind.EMBED, Kind.RUN] * 6
+    assert [kind for kind, _ in steps[12:]] == [Kind.EMBED, *[Kind.RUN] * 3]
+    assert steps[0][1] == [(3, 3, False), (2, FLOOR - 3, False)]  # answers wait for no more than for prompts
+    assert steps[2][1] == [(2, FLOOR, False)]
     assert steps[1][1] == [(1, 2, True)]
-    assert steps[3][1] == steps[4][1] == [(1, 1, True)]
+    assert steps[3][1] == steps[14][1] == [(1, 1, True)]
     assert set(scheduler.by_identity) == {1}
     scheduler.cancel(1)
     assert set(scheduler.idle_batch().released) == {1}
@@ -380,5 +410,5 @@ def test_texts_that_are_computed_whole_share_steps_where_they_fit() -> None:
         assert all(span.seen == 0 for span in batch.spans)
         steps.append([span.tokens for span in batch.spans])
         assert scheduler.complete(batch, []) == []
-    assert steps == [[4, 6], [25], [3], [8]]
+    assert steps == [[3, 4], [6], [8], [25]]
     assert not scheduler.by_identity

@@ -8,6 +8,7 @@ from collections import deque
 from torch import Tensor
 
 from ferrule.engine.grammar import GrammarError
+from ferrule.engine.inter_token import parse_inter_token_limit
 from ferrule.engine.messages import (
     Add,
     Attach,
@@ -25,8 +26,11 @@ from ferrule.engine.rank.batch import Batch, Kind, announce
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
 from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
-from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
@@ -71,12 +75,12 @@ class Driver:
             context=min(options.context, trial.cache_tokens),
             batches=self.depth,
             short=short_context,
-            ridge=trial.ridge,
             scored=rows_at_once(vocabulary),
             whole=isinstance(runner, EncoderRunner),
         )
         self.prefixes = prefixes or PrefixIndex(enabled=False)
-        self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes)
+        pace = Pace(parse_inter_token_limit(options.inter_token_limit), trial.step_seconds, trial.ridge)
+        self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes, pace)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
@@ -85,6 +89,8 @@ class Driver:
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
+        self.since = 0.0
+        """When the last step ended, or the one began that came after a pause."""
         self.reported = Load(0, 0)
 
     def loop(self) -> None:
@@ -95,6 +101,8 @@ class Driver:
         """Take in requests and run a batch, if there is any."""
         busy = bool(self.under_way or self.scheduler.by_identity)
         self._take_requests(0.0 if busy else OPENING_PERIOD if self.opening else IDLE_PERIOD)
+        if not busy:
+            self.since = time.perf_counter()
         if self.unread is not None:
             self._go_on(*self.unread)
             return
@@ -135,7 +143,8 @@ class Driver:
             self.runner.run(batch)
             begin = time.perf_counter()
             count = read_blocks(self.runner.shared, batch, self.runner.world)
-            self.prefixes.costs.took(time.perf_counter() - begin, blocks=count)
+            self.since = time.perf_counter()
+            self.prefixes.costs.took(self.since - begin, blocks=count)
             self.scheduler.have_read(sequence, batch, count)
 
     def _take_requests(self, wait: float) -> None:
@@ -149,7 +158,7 @@ class Driver:
                 self.opening[order.id] = order, matcher
             elif isinstance(order, Embed):
                 self.pools.begin(order.id, order.pooling)
-                self.scheduler.add(order.id, order.prompt, SamplingParams(), embedded=True)
+                self.scheduler.add(order.id, order.prompt, SamplingParams(turn=order.turn), embedded=True)
             elif isinstance(order, Learn):
                 self.grammars.learn(order.tokenizer)
             elif isinstance(order, Cancel):
@@ -226,6 +235,7 @@ class Driver:
         self.scheduler.complete(batch, [])
         for span in ended:
             self.control.send(Embedded(span.sequence, pooled[span.sequence].tobytes()))
+        self._time(batch)
 
     def _score(self, batch: Batch, logits: Tensor) -> Tensor:
         """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
@@ -263,6 +273,16 @@ class Driver:
         if done:
             new = (_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done)
             self.control.send(Tokens(tuple(new)))
+        self._time(batch)
+
+    def _time(self, batch: Batch) -> None:
+        """``batch`` has come back: what it took is the time since the one before, as clients see it."""
+        begin, self.since = self.since, time.perf_counter()
+        answers, tokens = load_of(batch)
+        if batch.kind is Kind.EMBED:  # as many tokens of texts as of prompts
+            answers, tokens = 0, len(batch.tokens)
+        if batch.spans:
+            self.scheduler.pace.took(self.since - begin, answers, tokens)
 
     def _report_load(self) -> None:
         """Say how many sequences run and wait, when that has changed."""

@@ -1,56 +1,31 @@
 """Scheduler: selects the sequences that run next. Pure bookkeeping: no clocks, no tensors, no I/O.
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
-given to the prompts of new ones, in pieces where they are long; beside answers these are short. When the cache is full
-the youngest sequence gives its room back and is computed again later from its tokens.
+given to the prompts of new ones, in pieces where they are long; beside answers these are as short as `Pace` says. Whose
+come first: see `order`. When the cache is full the youngest sequence of the lowest priority gives its room back and is
+computed again later from its tokens.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-import numpy as np
 from msgspec import structs
 
 from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
+from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
+from ferrule.engine.rank.driver.pace import FLOOR, Pace
+from ferrule.engine.rank.driver.shares import Shares
+from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
-
-BESIDE_ANSWERS = 32
-"""On processors, whose ridge is near 10 tokens, pieces of a third of this made gaps of 35 ms of 84, and 4 streams that
-begin at once by 14 % slower, 16 by 25 %: the last ones wait longer for their first token, and then run alone."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``batch_tokens``: the most tokens in one step. ``cache_tokens``: the most that the caches hold together.
-    ``sequences``: the most that run at once. ``context``: the most tokens of one sequence. ``batches``: how many
-    batches are on their way through the pipeline at once (its number of stages). ``short``: tokens beyond which a
-    sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike. ``ridge``:
-    tokens of a step up to which it waits for the weights to be read, and beyond which for arithmetic (the ridge point
-    of the roofline model, Williams et al. 2009). ``scored``: the most tokens of one step whose logits are kept for the
-    log-probabilities of prompts. ``whole``: a prompt is computed in one step, however long it is (an encoder's)."""
-
-    batch_tokens: int
-    cache_tokens: int
-    sequences: int
-    context: int
-    batches: int = 1
-    short: int | None = None
-    ridge: int = 16
-    scored: int = 512
-    whole: bool = False
-
-    def beside(self, answers: int) -> int:
-        """Prompt tokens of a batch that also brings the next tokens of so many answers, which wait for all of it: as
-        many as cost them nothing, and `BESIDE_ANSWERS` where that is less."""
-        return max(BESIDE_ANSWERS, self.ridge - answers)
 
 
 @dataclass
@@ -60,10 +35,13 @@ class Scheduler:
     limits: Limits
     end_tokens: frozenset[int]
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(enabled=False))
-    waiting: deque[Sequence] = field(default_factory=deque)
+    pace: Pace = field(default_factory=Pace)
+    shares: Shares = field(default_factory=Shares)
+    waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
+    _under_way: list[int] = field(default_factory=list)  # sequences of each batch
     _embedding: bool = False
     _adapted: bool = False  # whether any sequence so far has had an adapter
     _seeing: bool = False  # or images
@@ -92,6 +70,7 @@ class Scheduler:
         self._lengthen(sequence)
         self._adapted |= adapter != 0
         self._seeing |= sights is not None
+        self.shares.joins(sequence.queue, (each.queue for each in self.by_identity.values()))
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -113,14 +92,17 @@ class Scheduler:
         spans: list[Span] = []
         tokens: list[int] = []
         pictures: list[Picture] = []
-        share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
+        share = self._share()
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
+        prompts = prompts_in_order(self.running, self.shares)
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
-            room = min(room, self.limits.beside(answers))
-        for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
+            beside = self.pace.beside(answers, len(prompts))
+            room = room if beside is None else min(room, beside or FLOOR)
+        for sequence in (*(each for each in self.running if each.step == 1), *prompts):
             if sequence.step > 1 and spans and spans[-1].tokens == 1:
-                room = min(room, len(tokens) + self.limits.beside(len(tokens)))
+                beside = self.pace.beside(len(tokens), len(prompts))
+                room = room if beside is None else min(room, len(tokens) + beside)
             if len(spans) >= share or len(tokens) >= room:
                 break
             if sequence.embedded != self._embedding:
@@ -155,11 +137,28 @@ class Scheduler:
             scored -= count * scores
             tokens += sequence.tokens[sequence.cached : last]
             sequence.pending = count
+            self.shares.took(sequence.queue, count)
         if not spans:
             return None
+        self._under_way.append(len(spans))
+        overtake(prompts, {span.sequence: span.tokens for span in spans})
         kind = Kind.EMBED if self._embedding else Kind.RUN
-        batch = Batch(tuple(spans), tuple(tokens), (), kind, self._adapters(spans))
-        return self._ordered(structs.replace(batch, pictures=tuple(pictures), axes=self._axes(spans)))
+        batch = self._batch(spans, tokens, kind)
+        return self._ordered(structs.replace(batch, pictures=tuple(pictures)))
+
+    def _batch(self, spans: Tokens[Span], tokens: Tokens[int], kind: Kind = Kind.RUN) -> Batch:
+        """Of ``spans``, without orders."""
+        sequences = [self.by_identity[span.sequence] for span in spans]
+        adapters = adapters_of(sequences) if self._adapted else ()
+        axes = axes_of(spans, sequences) if self._seeing else ()
+        return Batch(tuple(spans), tuple(tokens), (), kind, adapters, axes=axes)
+
+    def _share(self) -> int:
+        """The most sequences of the next batch, so that every stage of the pipeline has one to work on, and all of them
+        about as many."""
+        fewer, over = divmod(len(self.running), self.limits.batches)
+        larger = sum(size > fewer for size in self._under_way)
+        return fewer + 1 if larger < over else max(1, fewer)
 
     def _embeds_next(self) -> bool:
         """Whether the next batch is one of sequences that are embedded."""
@@ -184,22 +183,24 @@ class Scheduler:
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
         if not self._free(len(spans)):
             return None
-        zeros, axes = (0,) * len(spans), self._axes(spans)
-        return self._with_orders(Batch(tuple(spans), zeros, adapters=batch.adapters, axes=axes))
+        return self._with_orders(self._batch(spans, (0,) * len(spans)))
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
         self._told(batch)
+        self._under_way.append(len(batch.spans))
         for span in batch.spans:
             sequence = self.by_identity.get(span.sequence)
             if sequence is not None:
                 sequence.pending = span.tokens
+                self.shares.took(sequence.queue, span.tokens)
 
     def complete(self, batch: Batch, sampled: Tokens[int]) -> list[tuple[Sequence, int, FinishReason | None]]:
         """Take in the tokens sampled for the spans of ``batch`` that wanted one.
 
         Returns (sequence, token, why it ended or None) for each sequence that is still wanted.
         """
+        self._under_way.remove(len(batch.spans))
         results: list[tuple[Sequence, int, FinishReason | None]] = []
         chosen = iter(sampled)
         for span in batch.spans:
@@ -256,27 +257,6 @@ class Scheduler:
             return "length"
         return "length" if len(sequence.tokens) >= self.limits.context else None
 
-    def _adapters(self, spans: Tokens[Span]) -> tuple[int, ...]:
-        if not self._adapted:
-            return ()
-        numbers = tuple(self.by_identity[span.sequence].adapter for span in spans)
-        return numbers if any(numbers) else ()
-
-    def _axes(self, spans: Tokens[Span]) -> tuple[int, ...]:
-        """As of `Batch`."""
-        if not self._seeing:
-            return ()
-        sights = [self.by_identity[span.sequence].sights for span in spans]
-        if not any(each is not None and each.axes is not None for each in sights):
-            return ()
-        parts = [
-            np.broadcast_to(np.arange(span.seen, span.seen + span.tokens), (3, span.tokens))
-            if each is None or each.axes is None
-            else each.axes.of(span.seen, span.seen + span.tokens)
-            for span, each in zip(spans, sights, strict=True)
-        ]
-        return tuple(np.concatenate(parts, axis=1).ravel().tolist())
-
     def _used(self) -> int:
         """Tokens that the caches hold: of blocks that sequences share once."""
         shared = 0 if self.prefixes.copies else BLOCK
@@ -289,20 +269,36 @@ class Scheduler:
         return missing <= 0 or self.prefixes.evict(-(-missing // BLOCK)) * BLOCK >= missing
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.limits.sequences:
-            needed = len(self.waiting[0].tokens) + 1
-            held = sum(len(sequence.tokens) + 1 for sequence in self.running)
-            if self.running and held + needed > self.limits.cache_tokens:
+        while self.waiting:
+            self._give_way()
+            if len(self.running) >= self.limits.sequences:
                 return
-            self.running.append(self.waiting.popleft())
+            found = next_to_begin(self.waiting, self.running, self.shares, self._room())
+            if found is None:
+                return
+            self.waiting.remove(found)
+            found.preempted = False
+            insort(self.running, found, key=lambda each: each.place)
+
+    def _room(self) -> int:
+        """Tokens for which there would be room if those that run had all of theirs in the caches, and one more."""
+        return self.limits.cache_tokens - sum(len(sequence.tokens) + 1 for sequence in self.running)
+
+    def _give_way(self) -> None:
+        """Preempt the last of those that run while one of higher priority waits for its place or its room."""
+        first = min(self.waiting, key=lambda each: each.priority)
+        while self.running and first.priority < self.running[-1].priority and not self.running[-1].pending:
+            if len(self.running) < self.limits.sequences and len(first.tokens) < self._room():
+                return
+            self._preempt(self.running[-1])
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Preempt younger sequences until ``count`` more tokens fit. False where that cannot be done now."""
+        """Preempt sequences of later places until ``count`` more tokens fit. False where that cannot be done now."""
         while not self._free(count):
-            younger = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
-            if not younger:
+            later = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
+            if not later:
                 return self._used() == sequence.cached  # alone: it may fill the cache to the last token
-            self._preempt(younger[-1])
+            self._preempt(later[-1])
         return True
 
     def _lengthen(self, sequence: Sequence) -> None:
@@ -318,9 +314,11 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._released.append(sequence.identity)
+        if sequence.cached:
+            self._released.append(sequence.identity)
         self._restart(sequence)
-        self.waiting.appendleft(sequence)
+        sequence.preempted = True
+        self.waiting.append(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         del self.by_identity[sequence.identity]

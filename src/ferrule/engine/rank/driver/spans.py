@@ -1,0 +1,38 @@
+"""What a batch says of its spans beside their tokens. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.sequence import Sequence
+
+
+def load_of(batch: Batch) -> tuple[int, int]:
+    """Answers that get their next token by ``batch``, and its tokens of prompts."""
+    answers = sum(span.tokens == 1 for span in batch.spans)
+    return answers, len(batch.tokens) - answers
+
+
+def adapters_of(sequences: Iterable[Sequence]) -> tuple[int, ...]:
+    """`Batch.adapters` of spans of these ``sequences``."""
+    numbers = tuple(each.adapter for each in sequences)
+    return numbers if any(numbers) else ()
+
+
+def axes_of(spans: Iterable[Span], sequences: Iterable[Sequence]) -> tuple[int, ...]:
+    """`Batch.axes` of ``spans``, each of one of ``sequences``."""
+    found = [
+        (span, None if each.sights is None else each.sights.axes) for span, each in zip(spans, sequences, strict=True)
+    ]
+    if all(axes is None for _, axes in found):
+        return ()
+    parts = [
+        np.broadcast_to(np.arange(span.seen, span.seen + span.tokens), (3, span.tokens))
+        if axes is None
+        else axes.of(span.seen, span.seen + span.tokens)
+        for span, axes in found
+    ]
+    return tuple(np.concatenate(parts, axis=1).ravel().tolist())
