@@ -27,6 +27,8 @@ After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+GUESSED, MOST_GUESSED = 8, 32
+"""Tokens that ``--speculate ngram`` guesses at once at most, and those that may be asked for."""
 _ADAPTER_NAME = re.compile(r"[\w.][\w.-]{0,99}")
 
 
@@ -61,6 +63,21 @@ def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
     return tuple(found.values())
 
 
+def parse_speculation(text: str) -> int:
+    """How many tokens are guessed at once at most: of ``ngram:K``, ``ngram``, or ``off`` (0). Raises `ConfigError`."""
+    method, _, count = text.partition(":")
+    if text == "off":
+        return 0
+    if text == "ngram":
+        return GUESSED
+    if method == "ngram" and count.isdecimal() and 1 <= int(count) <= MOST_GUESSED:
+        return int(count)
+    raise ConfigError(
+        f"--speculate {text!r} is none of off, ngram and ngram:K, where K is how many tokens are guessed at once at "
+        f"most, from 1 to {MOST_GUESSED}"
+    )
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """``model``: a local directory in Hugging Face's layout, a hub id, or ``demo``. ``tensor`` and ``pipeline``: into
@@ -75,7 +92,7 @@ class EngineOptions:
     what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
-    disk."""
+    disk. ``speculate``: whether tokens of answers are guessed and computed together, for `parse_speculation`."""
 
     model: str
     tensor: int = 1
@@ -98,6 +115,7 @@ class EngineOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    speculate: str = "off"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -105,6 +123,7 @@ class EngineOptions:
         if self.weights is not None and self.weights not in WEIGHTS:
             raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
         parse_devices(self.device)
+        parse_speculation(self.speculate)
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
@@ -125,7 +144,7 @@ class RankOptions:
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
     ``copies``, ``copies_left`` and ``prefix_…``: as in `EngineOptions`. ``adapters``: with their directories and
-    identities.
+    identities. ``speculate``: tokens of a sequence that are guessed at once, at most.
     """
 
     directory: str
@@ -149,6 +168,7 @@ class RankOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    speculate: int = 0
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -96,7 +96,8 @@ class PromptToken(NamedTuple):
 class Token:
     """One generated token. ``finish`` is set on the last one of a sequence; ``prompt`` on the first one, where
     `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first. ``cached``: on the first one, how
-    many of the prompt's tokens were computed for earlier requests.
+    many of the prompt's tokens were computed for earlier requests. ``guessed``: by speculation, before it was computed;
+    ``wrong``: how many guesses for it and the tokens after it were dropped.
 
     A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
     the caller that turns tokens into text leaves it out.
@@ -108,6 +109,8 @@ class Token:
     finish: FinishReason | None = None
     prompt: tuple[PromptToken, ...] | None = None
     cached: int | None = None
+    guessed: bool = False
+    wrong: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class RankInfo:
 
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
     ``received_bytes`` of the model came from other hosts, for all ranks of this one. ``unshared``: why there is no
-    prefix cache although it was not switched off.
+    prefix cache although it was not switched off; ``unguessed``: no speculation although it was asked for.
     """
 
     rank: int
@@ -179,6 +182,7 @@ class RankInfo:
     transports: str
     received_bytes: int = 0
     unshared: str | None = None
+    unguessed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -215,11 +219,20 @@ class PrefixUse:
 
 
 @dataclass(frozen=True)
+class SpeculationUse:
+    """Use of speculative decoding: tokens that were guessed and computed (``drafted``), and those of them that became
+    part of an answer (``accepted``)."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
     how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
-    ``prefix``: None where there is no prefix cache. ``replicas``: its copies, where there are to be several; the model
-    is ready as long as one is."""
+    ``prefix``: None where there is no prefix cache; ``speculation``: where nothing is guessed. ``replicas``: its
+    copies, where there are to be several; the model is ready as long as one is."""
 
     state: State
     error: str | None = None
@@ -230,6 +243,7 @@ class Health:
     last_recovery: Recovery | None = None
     note: str | None = None
     prefix: PrefixUse | None = None
+    speculation: SpeculationUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
 
 

@@ -24,12 +24,21 @@ from ferrule.cli.serving.model import (
     PrefixCache,
     PrefixDisk,
     SelfTest,
+    Speculate,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import (
+    adapters_of,
+    origins_of,
+    prefix_disk_of,
+    request_log_of,
+    saved_plan,
+    speculation_of,
+    tls_of,
+)
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
@@ -136,6 +145,7 @@ def serve(
     graphs: Graphs = True,
     prefix_cache: PrefixCache = True,
     prefix_cache_disk: PrefixDisk = None,
+    speculate: Speculate = "off",
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -199,6 +209,7 @@ def serve(
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     prefix_disk = prefix_disk_of(prefix_cache_disk)
+    speculate = speculation_of(speculate)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -265,6 +276,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            speculate=speculate,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -321,6 +333,7 @@ def serve(
                 graphs=graphs,
                 prefix_cache=prefix_cache,
                 prefix_disk=prefix_disk,
+                speculate=speculate,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -337,6 +350,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            speculate=speculate,
             name=name,
             standby=standby,
             encrypt=encrypt,

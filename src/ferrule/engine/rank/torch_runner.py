@@ -170,9 +170,11 @@ class TorchRunner:
             self._tower.forget(batch)
         if self.shared is not None:
             self.shared.prepare(batch)
-            return
-        for identity in batch.released:
-            self.model.cache.release(identity)
+        else:
+            for identity in batch.released:
+                self.model.cache.release(identity)
+        for span in batch.spans:
+            self.model.cache.cut(span.sequence, span.seen)
 
     def _cached(self, batch: Batch) -> AbstractContextManager[None]:
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]

@@ -63,9 +63,8 @@ def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pyte
     monkeypatch.setattr(
         "ferrule.engine.rank.driver.loop.announce", lambda _world, _driver, batch: announced.append(batch)
     )
-    options: Any = SimpleNamespace(
-        plan=SimpleNamespace(pipeline=depth, driver=0), batch_tokens=64, context=512, end_tokens=(7,), adapters=()
-    )
+    plan = SimpleNamespace(pipeline=depth, driver=0)
+    options: Any = SimpleNamespace(plan=plan, batch_tokens=64, context=512, end_tokens=(7,), adapters=(), speculate=0)
     driver = Driver(options, runner, control, Trial(4096, 8, 0.001, 64), 8)  # type: ignore[arg-type]
     for _ in range(10):
         driver.step()

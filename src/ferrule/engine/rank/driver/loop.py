@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -27,11 +28,13 @@ from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Limits, Scheduler
+from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
-from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
+from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler
 from ferrule.engine.rank.sampling.scoring import rows_at_once, score_batch
+from ferrule.engine.rank.sampling.verify import Wanted, verify
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.incoming import Incoming, features_of
 from ferrule.engine.rank.warm_up import Trial
@@ -76,13 +79,19 @@ class Driver:
             whole=isinstance(runner, EncoderRunner),
         )
         self.prefixes = prefixes or PrefixIndex(enabled=False)
-        self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes)
+        ends = frozenset(options.end_tokens)
+        guesses = options.speculate and trial.unshared is None and not limits.whole
+        self.speculation = Speculation(options.speculate, ends, limits.context, short_context) if guesses else None
+        self.scheduler = Scheduler(limits, ends, self.prefixes, self.speculation)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
         self.incoming = incoming or Incoming(None)
         self.pools = Pools()
-        self.under_way: deque[Batch] = deque()
+        self.under_way: deque[tuple[Batch, float]] = deque()
+        """Batches that were announced, and when."""
+        self.ended = 0.0
+        """When the last one was complete."""
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
         self.reported = Load(0, 0)
@@ -107,17 +116,25 @@ class Driver:
             if batch is None:
                 break
             self._announce(batch)
-            self.under_way.append(batch)
+            self.under_way.append((batch, time.perf_counter()))
         if self.under_way:
-            batch = self.under_way.popleft()
+            batch, announced = self.under_way.popleft()
             begin = time.perf_counter()
             self._finish(batch)
-            if len(batch.tokens) >= BLOCK:
-                self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
+            self._took(batch, begin, announced)
         elif not busy:
             self._idle()
         if not self.scheduler.by_identity:  # else the next step says so at once
             self._report_load()
+
+    def _took(self, batch: Batch, begin: float, announced: float) -> None:
+        """Note what ``batch`` took: in a pipeline, what it lengthened the time between the ends of steps by."""
+        end, tokens = time.perf_counter(), len(batch.tokens)
+        if tokens >= BLOCK:
+            self.prefixes.costs.took(end - begin, tokens=tokens)
+        if self.speculation is not None and all(each.tokens - each.drafted == each.sample for each in batch.spans):
+            self.speculation.cost.took(tokens, end - max(announced, self.ended))
+        self.ended = end
 
     def _announce(self, batch: Batch) -> None:
         announce(self.runner.world, self.runner.plan.driver, batch)
@@ -213,10 +230,14 @@ class Driver:
             return
         logits = self._score(batch, output) if any(span.scored for span in batch.spans) else output
         wanted = self._wanted(batch)
-        if wanted and not logits.is_cpu:
-            self._go_on(batch, Choices(self.runner.device, logits, wanted))
+        if wanted and not logits.is_cpu and not any(each.drafts for each in wanted):
+            self._go_on(batch, self._choices(logits, wanted))
         else:
-            self._complete(batch, choose_all(self.runner.device, logits, wanted) if wanted else [])
+            self._complete(batch, verify(self.runner.device, logits, wanted))
+
+    def _choices(self, logits: Tensor, wanted: list[Wanted]) -> Choices:
+        """Of a token for each sequence, from ``logits`` of the device."""
+        return Choices(self.runner.device, logits, [(each.sampler, each.tokens, each.prompt) for each in wanted])
 
     def _pool(self, batch: Batch, hidden: Tensor) -> None:
         """Take in hidden states (tokens, width); report the vectors of prompts that end with ``batch``."""
@@ -244,24 +265,32 @@ class Driver:
         if following is not None and not any(self.samplers[each.sequence].looks_back for each in batch.spans):
             logits = self.runner.run_ahead(following, choices.tokens)
             if logits is not None:
-                self.unread = following, Choices(self.runner.device, logits, self._wanted(following))
-        self._complete(batch, choices.read())
+                self.unread = following, self._choices(logits, self._wanted(following))
+        self._complete(batch, [[choice] for choice in choices.read()])
         if self.unread is not None:
             self.scheduler.begin(self.unread[0])
 
-    def _wanted(self, batch: Batch) -> list[tuple[Sampler, list[int], int]]:
-        """Of the sequences of ``batch`` that want a token: see `choose_all`."""
+    def _wanted(self, batch: Batch) -> list[Wanted]:
+        """Of the sequences of ``batch`` that want tokens."""
         sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
         self._await_masks(sequences)
-        return [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
+        drafts = batch.drafts()
+        return [
+            Wanted(self.samplers[each.identity], each.tokens, each.prompt, drafts.get(each.identity, ()))
+            for each in sequences
+        ]
 
-    def _complete(self, batch: Batch, found: list[Choice]) -> None:
-        numbers = [span.sequence for span in batch.spans if span.sample]
-        choices = dict(zip(numbers, found, strict=True))
+    def _complete(self, batch: Batch, found: list[list[Choice]]) -> None:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
-        done = self.scheduler.complete(batch, [choice.token for choice in found])
-        if done:
-            new = (_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done)
+        tokens = [choice.token for made in found for choice in made]
+        done = self.scheduler.complete(batch, tokens, [len(made) for made in found])
+        ends = {sequence.identity: (sequence, reason) for sequence, _, reason in done}  # as of the last token of each
+        wanting = [span for span in batch.spans if span.sample]
+        new: list[NewToken] = []
+        for span, made in zip(wanting, found, strict=True):
+            if span.sequence in ends:
+                new += _new_tokens(*ends[span.sequence], made, span.drafted)
+        if new:
             self.control.send(Tokens(tuple(new)))
 
     def _report_load(self) -> None:
@@ -275,6 +304,20 @@ class Driver:
             self.reported = load
 
 
-def _new_token(sequence: Sequence, choice: Choice, reason: FinishReason | None) -> NewToken:
-    cached = min(sequence.held.reused or 0, sequence.prompt) if sequence.generated == 1 else None
-    return NewToken(sequence.identity, choice.token, choice.logprob, choice.top, reason, cached)
+def _new_tokens(
+    sequence: Sequence, reason: FinishReason | None, made: list[Choice], drafted: int
+) -> Iterator[NewToken]:
+    """What is told of the tokens ``made`` in a step for which so many were guessed, all but the last one right."""
+    right, first = len(made) - 1, sequence.generated == len(made)
+    for place, choice in enumerate(made):
+        cached = min(sequence.held.reused or 0, sequence.prompt) if first and not place else None
+        yield NewToken(
+            sequence.identity,
+            choice.token,
+            choice.logprob,
+            choice.top,
+            reason if place == right else None,
+            cached,
+            guessed=place < right,
+            wrong=0 if place else drafted - right,
+        )
