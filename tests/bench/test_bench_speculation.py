@@ -18,13 +18,14 @@ def test_there_is_something_to_compare() -> None:
 
 
 @pytest.mark.slow
-def test_both_kinds_of_text_are_measured(tmp_path: Path) -> None:
+def test_each_kind_of_text_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     words = ["speculation", "demo", "--rounds", "1", "--tokens", "48", "--dtype", "float32", "--json", str(file)]
     told = CliRunner().invoke(app, ["bench", *words])
     assert told.exit_code == 0, told.output
-    repetitive, other = json.loads(file.read_text())["rows"]
-    assert repetitive["same"] == other["same"] == 1
-    assert 0 < repetitive["accepted"] <= repetitive["drafted"]
-    assert repetitive["faster"] == pytest.approx(repetitive["guessing"] / repetitive["plain"])
-    assert "repetitive" in told.output
+    repeated, *others = json.loads(file.read_text())["rows"]
+    assert [each["text"] for each in others] == ["own", "random"]
+    assert {each["same"] for each in (repeated, *others)} == {1}
+    assert repeated["drafted"] >= repeated["accepted"] > 20
+    assert repeated["faster"] == pytest.approx(repeated["guessing"] / repeated["plain"])
+    assert "repeated" in told.output

@@ -1,8 +1,9 @@
-"""Tokens per second of one stream with speculative decoding and without, of text that repeats itself and of other."""
+"""Tokens per second of one stream with speculative decoding and without, by how much the text repeats itself."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from ferrule.bench.engine.contestants import Ferrule
-from ferrule.engine import EngineOptions, SamplingParams
+from ferrule.engine import Constraint, EngineOptions, SamplingParams
 from ferrule.lab import Lab, pair
 
-REPETITIVE = "for name in names:\n    print(name)\n" * 12
-OTHER = "Once upon a time there was a cable, and nobody knew how long it was."
+LINE = "for name in names: print(name)"
+KINDS = ("repeated", "own", "random")
+"""Texts: one line again and again, which a grammar sees to; what the model goes on with after such a prompt, at
+temperature 0; and at temperature 1 after another."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,26 @@ async def _measure(
         if lab is not None and delay is not None:
             lab.cables[0].shape(delay=delay)
         rows = []
-        for text, prompt, temperature in (("repetitive", REPETITIVE, 0.0), ("other", OTHER, 1.0)):
+        for text in KINDS:
             turns: list[tuple[_Turn, _Turn]] = []
             for number in range(rounds + 1):
                 say(f"{text}: round {number} of {rounds}")
-                params = SamplingParams(tokens, temperature, seed=number, ignore_eos=True)
-                plain, guessing = [await _turn(each, prompt, params) for each in contestants]
+                plain, guessing = [await _turn(each, *_asked(text, tokens, number)) for each in contestants]
                 if number:  # the first one fills caches, and measures what a token costs
                     turns.append((plain, guessing))
             rows.append(_row(text, turns))
         return SpeculationBench(contestants[0].engine.name, delay, rounds, tuple(rows))
+
+
+def _asked(text: str, tokens: int, seed: int) -> tuple[str, SamplingParams]:
+    """The prompt for a text of `KINDS`."""
+    if text == "random":
+        return "Once there was a cable, and nobody knew how long it was.", SamplingParams(
+            tokens, seed=seed, ignore_eos=True
+        )
+    # With a line for each token no answer is complete before its last one.
+    line = Constraint("regex", f"({re.escape(LINE)}\n){{{tokens}}}") if text == "repeated" else None
+    return f"{LINE}\n" * 12, SamplingParams(tokens, 0.0, ignore_eos=True, constraint=line)
 
 
 @dataclass(frozen=True)

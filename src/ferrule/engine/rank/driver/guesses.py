@@ -13,6 +13,8 @@ SHORTEST, LONGEST = 2, 5
 """Tokens of the end of a sequence that are looked for before it: at least, and at most."""
 FIRST_WAIT, LONGEST_WAIT = 16, 512
 """Tokens for which a sequence whose guesses did not pay has none: at first, and after many attempts."""
+TRIED = 4
+"""Steps with guesses after which these may be taken not to pay."""
 _PRIOR = 2.0, 1.0
 """Guesses that are assumed to have come true and not, of a sequence that had none."""
 _NEWEST = 0.2
@@ -63,10 +65,12 @@ class Lookup:
 @dataclass
 class Guesses:
     """Guesses of one sequence. ``true`` and ``false``: how many came true and did not, of which older ones count less;
-    at first, what is assumed. ``resumes``: the number of its tokens from which on it has some again."""
+    at first, what is assumed. ``steps``: that had some, since the last pause; ``resumes``: the number of its tokens at
+    which that ends."""
 
     true: float = _PRIOR[0]
     false: float = _PRIOR[1]
+    steps: int = 0
     resumes: int = 0
     wait: int = FIRST_WAIT
     lookup: Lookup = field(default_factory=Lookup)
@@ -87,6 +91,7 @@ class Guesses:
 
     def learn(self, guessed: int, true: int) -> None:
         """The first ``true`` ones of those ``guessed`` were."""
+        self.steps += 1
         self.true = self.true * (1 - _NEWEST) + true
         self.false = self.false * (1 - _NEWEST) + (true < guessed)
 
@@ -94,4 +99,4 @@ class Guesses:
         """They do not pay: none for some time, and then as at first. It has so many ``tokens``."""
         paid = tokens - self.resumes >= self.wait
         self.wait = FIRST_WAIT if paid else min(LONGEST_WAIT, 2 * self.wait)
-        self.resumes, self.true, self.false = tokens + self.wait, *_PRIOR
+        self.steps, self.resumes, self.true, self.false = 0, tokens + self.wait, *_PRIOR

@@ -10,23 +10,25 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from ferrule.engine.rank.driver.guesses import TRIED
 from ferrule.engine.rank.sequence import Sequence
 
 _KEPT = 0.97
 """By which what was measured of a step counts less with each one after it."""
-_SPREAD = 4.0
-"""Of the numbers of tokens, as a sum of squares, from which the cost of one is told."""
-_OUTLIER = 4.0
+_ALIKE = 4.0
+"""Steps whose numbers of tokens have a smaller sum of squares differ too little."""
+_OUTLIER = 3.0
 """Times the mean: a step that took longer was held up by something else."""
-_ASSUMED, _LEAST, _MOST = 0.03, 0.002, 100.0
-"""Cost of a token as a part of a step of none: before it is known, and the bounds of what is told of it."""
+_ASSUMED, _AS_SURE, _LEAST, _MOST = 0.03, 100.0, 0.002, 100.0
+"""Cost of a token as a part of a step of none: what is assumed of it, as if it had been measured of steps with such a
+sum of squares (as ridge regression has it), and the bounds of what is told."""
 
 
 @dataclass
 class StepCost:
     """What a token more costs, by a line through the times of steps and their numbers of tokens (least squares, of
-    which older ones count less). ``relative``: as a part of a step of none; what is assumed of it comes back where
-    steps are too much alike to tell, so that it is tried again."""
+    which older ones count less). ``relative``: as a part of a step of none; where steps are too much alike to tell,
+    what is assumed of it comes back."""
 
     relative: float = _ASSUMED
     _weight: float = 0.0
@@ -47,17 +49,14 @@ class StepCost:
         self._seconds += longer / self._weight
         self._squares = self._squares * _KEPT + share * more * more
         self._products = self._products * _KEPT + share * more * longer
-        if self.alike:
-            self.relative += (1 - _KEPT) * (_ASSUMED - self.relative)
-            return
-        slope = self._products / self._squares
+        slope = (self._products + _AS_SURE * _ASSUMED * self._seconds) / (self._squares + _AS_SURE)
         base = self._seconds - slope * self._tokens
         self.relative = max(_LEAST, slope / max(base, slope / _MOST)) if slope > 0 else _LEAST
 
     @property
     def alike(self) -> bool:
         """Whether steps had too much the same number of tokens to tell."""
-        return self._squares < _SPREAD
+        return self._squares < _ALIKE
 
     def price(self, answers: int) -> float:
         """What a guess for each of so many ``answers`` lengthens their step by, as a part of one without: also the
@@ -92,8 +91,10 @@ class Speculation:
             return ()
         count = sequence.guesses.worth(self.cost.price(answers), self.most)
         if not count:
-            sequence.guesses.stop(len(sequence.tokens))
-            return ()
+            if sequence.guesses.steps >= TRIED:
+                sequence.guesses.stop(len(sequence.tokens))
+                return ()
+            count = 1
         if self.cost.alike:
             count = -(-count // 2)  # so that steps differ
         found = sequence.guesses.lookup.guess(sequence.tokens, min(count, most))
