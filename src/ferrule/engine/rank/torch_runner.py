@@ -234,7 +234,7 @@ class TorchRunner:
         self.stages.recv(hidden, self.world.rank - self.plan.tensor)
 
     def _rows_of(self, batch: Batch, output: Tensor) -> Tensor:
-        """Of the logits of all sequences those that are wanted."""
+        """Of the logits of all tokens those that are wanted."""
         rows = batch.logit_rows()
         if not self.shard.has_head or len(rows) == len(output):
             return output

@@ -116,7 +116,9 @@ def test_long_sequences_begin_where_they_did(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_pages_of_an_accelerator_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_an_accelerator_are_captured_and_its_pages_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = make("llama", tmp_path, num_hidden_layers=1)
 
     def device() -> Device:
@@ -125,7 +127,9 @@ def test_pages_of_an_accelerator_are_given_back(tmp_path: Path, monkeypatch: pyt
         return open_device("emulated:0", 1)
 
     steps: list[Any] = [[add(1, prompt(1, 55), max_tokens=18), add(2, prompt(2, 30), max_tokens=9, seed=4)]]
-    check(directory, steps, monkeypatch, 2, runner=TorchRunner, device=device)
+    found = check(directory, steps, monkeypatch, 2, runner=TorchRunner, device=device)
+    runner: Any = found.driver.runner
+    assert max(size.rows for size in runner.captured.steps) >= 2 * MOST, "both sequences have guesses"
 
 
 def test_a_recurrent_state_cannot_be_cut_back(tmp_path: Path) -> None:
