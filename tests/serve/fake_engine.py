@@ -24,6 +24,7 @@ from ferrule.engine import (
     RankInfo,
     Recovery,
     SamplingParams,
+    SpeculationUse,
     Token,
     normalized,
 )
@@ -269,7 +270,7 @@ class FakeEngine:
             return Health(
                 "waiting", str(self.away), since=5.0, recoveries=1, last_recovery=Recovery("lost", 1.0, 2.5, 3)
             )
-        return Health("ready", running=self.active)
+        return Health("ready", running=self.active, speculation=SpeculationUse() if self.guessing else None)
 
     async def close(self) -> None:
         self.closed = True

@@ -47,8 +47,9 @@ class SamplingParams:
     ``prompt_logprobs``: the same of the prompt's tokens, of which the first has none.
     ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
     ``stop_token_ids``, and not under a ``constraint``, whose end they are). ``adapter``: the name of the LoRA adapter
-    that computes with the model; None: the model alone. Raises `RequestError` for numbers with which no token can be
-    chosen.
+    that computes with the model; None: the model alone. ``predicted``: tokens of a text that the answer may have, from
+    which speculation guesses, too; they change nothing else. Raises `RequestError` for numbers with which no token can
+    be chosen.
     """
 
     max_tokens: int | None = None
@@ -67,6 +68,7 @@ class SamplingParams:
     ignore_eos: bool = False
     constraint: Constraint | None = None
     adapter: str | None = None
+    predicted: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.engine.rank.driver.guesses import FIRST_WAIT, LONGEST, LONGEST_WAIT, SHORTEST, TRIED, Guesses, Lookup
+from ferrule.engine.rank.driver.guesses import (
+    FIRST_WAIT,
+    LONGEST,
+    LONGEST_WAIT,
+    SHORTEST,
+    TRIED,
+    Guesses,
+    Lookup,
+    lookup_of,
+)
 from ferrule.engine.rank.driver.speculation import Speculation, StepCost
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.types import SamplingParams
@@ -41,6 +50,13 @@ def test_what_repeats_itself_goes_on() -> None:
     assert Lookup().guess([5, 5, 5], 4) == (5, 5, 5, 5)
     assert Lookup().guess([1, 2, 3, 4], 4) == ()
     assert Lookup().guess([], 4) == ()
+
+
+def test_a_text_that_was_foretold_is_guessed_from_its_first_token_on() -> None:
+    lookup = lookup_of([8, 9, 1, 2], [5, 6, 7, 5, 4])
+    assert lookup.guess([8, 9, 1, 2], 3) == (5, 6, 7)
+    assert lookup.guess([8, 9, 1, 2, 5, 6], 9)[:3] == (7, 5, 4)
+    assert lookup.guess([8, 9, 1, 2, 5, 6, 3, 3, 7, 5], 1) == (4,), "and where it goes on after something else"
 
 
 def measured(base: float, more: float, answers: int = 1) -> StepCost:
@@ -131,8 +147,10 @@ def test_no_token_is_guessed_that_may_end_an_answer() -> None:
 def test_steps_differ_until_their_cost_is_known() -> None:
     speculation, one = Speculation(8, (), CONTEXT), sequence([1, 2] * 9)
     one.guesses = Guesses(true=99, false=0.1)
-    first = speculation.drafts(one, 99, 1)
-    for each in (1 + len(first), 1, 9):
-        speculation.cost.took(each, 10e-3 + 1e-4 * each)
-    assert len(first) == 4
-    assert len(speculation.drafts(one, 99, 1)) == 8
+    counts = []
+    for _ in range(40):
+        counts.append(len(speculation.drafts(one, 99, 1)))
+        speculation.cost.took(1 + counts[-1], 10e-3 + 1e-4 * counts[-1])
+    assert counts[:3] == [8, 4, 8]
+    assert set(counts) == {4, 8}
+    assert counts.count(8) > 30

@@ -90,6 +90,16 @@ def test_answers_are_the_same(
     check(make(name, tmp_path), turns(), monkeypatch, split=split, runner=runner)
 
 
+def test_what_was_foretold_takes_fewer_steps(tmp_path: Path) -> None:
+    directory = make("llama", tmp_path)
+    said = tuple(answers(directory, [add(1, prompt(1, 40), max_tokens=40, temperature=1.0, seed=1)]).tokens[1])
+    order = add(1, prompt(1, 40), max_tokens=40, temperature=1.0, seed=1, predicted=said)
+    found = answers(directory, [order], speculate=MOST)
+    assert tuple(found.tokens[1]) == said
+    assert found.driver.speculation is not None
+    assert found.driver.speculation.accepted >= 30
+
+
 @pytest.mark.parametrize("runner", [StepRunner, TorchRunner])
 @pytest.mark.slow
 def test_in_a_small_cache_and_after_a_crash(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

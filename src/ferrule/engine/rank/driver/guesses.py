@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-SHORTEST, LONGEST = 2, 5
+SHORTEST, LONGEST = 2, 8
 """Tokens of the end of a sequence that are looked for before it: at least, and at most."""
 FIRST_WAIT, LONGEST_WAIT = 16, 512
 """Tokens for which a sequence whose guesses did not pay has none: at first, and after many attempts."""
@@ -22,11 +22,11 @@ _NEWEST = 0.2
 
 
 class Lookup:
-    """The tokens of one sequence, in an array that grows with it."""
+    """The tokens of one sequence, in an array that grows with it, behind those of a text that it may repeat."""
 
-    def __init__(self) -> None:
-        self._tokens: NDArray[np.int32] = np.empty(0, np.int32)
-        self._length = 0
+    def __init__(self, text: Sequence[int] = ()) -> None:
+        self._tokens: NDArray[np.int32] = np.array(text, np.int32)
+        self._length = self._text = len(text)
 
     def guess(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """What may follow ``tokens``, at most so many: what did after the longest of its ends, the last time. They only
@@ -53,13 +53,18 @@ class Lookup:
         return tuple(follows)
 
     def _take(self, tokens: Sequence[int]) -> None:
-        count = len(tokens)
+        count = self._text + len(tokens)
         if count > len(self._tokens):
             grown = np.empty(max(2 * len(self._tokens), count + 256), np.int32)
             grown[: self._length] = self._tokens[: self._length]
             self._tokens = grown
-        self._tokens[self._length : count] = tokens[self._length :]
+        self._tokens[self._length : count] = tokens[self._length - self._text :]
         self._length = count
+
+
+def lookup_of(prompt: Sequence[int], predicted: Sequence[int]) -> Lookup:
+    """For an answer to ``prompt`` that may have the text ``predicted``: from its first token on."""
+    return Lookup([*prompt[-LONGEST:], *predicted] if predicted else ())
 
 
 @dataclass

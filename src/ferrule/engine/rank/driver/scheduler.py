@@ -18,6 +18,7 @@ from msgspec import structs
 from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
+from ferrule.engine.rank.driver.guesses import lookup_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
@@ -91,6 +92,7 @@ class Scheduler:
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
         sequence.embedded, sequence.scored, sequence.sights = embedded, scored, sights
         sequence.held = HeldBlocks(root_key(about, long=False))
+        sequence.guesses.lookup = lookup_of(prompt, params.predicted)
         self._lengthen(sequence)
         self._adapted |= adapter != 0
         self._seeing |= sights is not None

@@ -28,11 +28,11 @@ sum of squares (as ridge regression has it), and the bounds of what is told."""
 class StepCost:
     """What a token more costs, by a line through the times of steps and their numbers of tokens (least squares, of
     which older ones count less). ``relative``: as a part of a step of none; where steps are too much alike to tell,
-    what is assumed of it comes back."""
+    what is assumed of it comes back. ``tokens``: of a step, on average."""
 
     relative: float = _ASSUMED
+    tokens: float = 0.0
     _weight: float = 0.0
-    _tokens: float = 0.0
     _seconds: float = 0.0
     _squares: float = 0.0
     _products: float = 0.0
@@ -44,13 +44,13 @@ class StepCost:
         before = self._weight * _KEPT
         self._weight = before + 1
         share = before / self._weight
-        more, longer = tokens - self._tokens, seconds - self._seconds
-        self._tokens += more / self._weight
+        more, longer = tokens - self.tokens, seconds - self._seconds
+        self.tokens += more / self._weight
         self._seconds += longer / self._weight
         self._squares = self._squares * _KEPT + share * more * more
         self._products = self._products * _KEPT + share * more * longer
         slope = (self._products + _AS_SURE * _ASSUMED * self._seconds) / (self._squares + _AS_SURE)
-        base = self._seconds - slope * self._tokens
+        base = self._seconds - slope * self.tokens
         self.relative = max(_LEAST, slope / max(base, slope / _MOST)) if slope > 0 else _LEAST
 
     @property
@@ -95,7 +95,7 @@ class Speculation:
                 sequence.guesses.stop(len(sequence.tokens))
                 return ()
             count = 1
-        if self.cost.alike:
+        if self.cost.alike and self.cost.tokens >= answers * count:
             count = -(-count // 2)  # so that steps differ
         found = sequence.guesses.lookup.guess(sequence.tokens, min(count, most))
         stops = sequence.params.stop_token_ids
