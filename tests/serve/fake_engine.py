@@ -24,6 +24,7 @@ from ferrule.engine import (
     RankInfo,
     Recovery,
     SamplingParams,
+    SpeculationUse,
     Token,
     Turn,
     normalized,
@@ -145,7 +146,7 @@ class FakeEngine:
 
     ``fail_after``: raise `EngineError` in every sequence after so many tokens. ``hold``: when set, tokens wait for it.
     ``away``: the model cannot be had now. ``cached``: tokens of each prompt that it says were not computed; of several
-    sequences one after the other.
+    sequences one after the other. ``guessing``: all tokens but the first were guessed, and two more.
     """
 
     text: str = TEXT
@@ -171,6 +172,7 @@ class FakeEngine:
     image_marker: str | None = None
     away: ModelUnavailable | None = None
     cached: tuple[int, ...] = (0,)
+    guessing: bool = False
 
     def __post_init__(self) -> None:
         self.vocab_size = self.tokenizer.backend.get_vocab_size()
@@ -232,6 +234,7 @@ class FakeEngine:
                 finish = "stop" if token == end or token in params.stop_token_ids else None
                 finish = finish or ("length" if at + 1 == limit else None)
             made = self._token(token, params, finish, self._scores(call) if at == 0 else None)
+            made = replace(made, guessed=self.guessing and at > 0, wrong=2 * (self.guessing and at == 0))
             yield replace(made, cached=self.cached[number % len(self.cached)]) if at == 0 else made
             if finish:
                 return
@@ -271,7 +274,7 @@ class FakeEngine:
             return Health(
                 "waiting", str(self.away), since=5.0, recoveries=1, last_recovery=Recovery("lost", 1.0, 2.5, 3)
             )
-        return Health("ready", running=self.active)
+        return Health("ready", running=self.active, speculation=SpeculationUse() if self.guessing else None)
 
     async def close(self) -> None:
         self.closed = True

@@ -98,6 +98,7 @@ class DesiredModel:
     prefix_cache: bool | None = None
     prefix_disk: Annotated[int, Meta(ge=0)] | None = None
     inter_token_limit: Text | None = None
+    speculate: Text | None = None
     device: str | None = None
     plan: PlanText | None = None
     adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()

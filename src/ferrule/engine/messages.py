@@ -93,7 +93,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="event"):
 
 
 class NewToken(msgspec.Struct, frozen=True, array_like=True):
-    """The next token of request ``id``. ``cached``: as of `Token`."""
+    """The next token of request ``id``. ``cached``, ``guessed``, ``wrong``: as of `Token`."""
 
     id: int
     token: int
@@ -101,6 +101,8 @@ class NewToken(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...]
     finish: FinishReason | None
     cached: int | None = None
+    guessed: bool = False
+    wrong: int = 0
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", tag_field="event"):

@@ -28,6 +28,8 @@ After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+GUESSED, MOST_GUESSED = 8, 32
+"""Tokens that ``--speculate ngram`` guesses at once at most, and those that may be asked for."""
 _ADAPTER_NAME = re.compile(r"[\w.][\w.-]{0,99}")
 
 
@@ -62,6 +64,21 @@ def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
     return tuple(found.values())
 
 
+def parse_speculation(text: str) -> int:
+    """How many tokens are guessed at once at most: of ``ngram:K``, ``ngram``, or ``off`` (0). Raises `ConfigError`."""
+    method, _, count = text.partition(":")
+    if text == "off":
+        return 0
+    if text == "ngram":
+        return GUESSED
+    if method == "ngram" and count.isdecimal() and 1 <= int(count) <= MOST_GUESSED:
+        return int(count)
+    raise ConfigError(
+        f"--speculate {text!r} is none of off, ngram and ngram:K, where K is how many tokens are guessed at once at "
+        f"most, from 1 to {MOST_GUESSED}"
+    )
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """``model``: a local directory in Hugging Face's layout, a hub id, or ``demo``. ``tensor`` and ``pipeline``: into
@@ -76,7 +93,8 @@ class EngineOptions:
     what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
-    disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it."""
+    disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``speculate``: whether tokens of
+    answers are guessed and computed together, for `parse_speculation`."""
 
     model: str
     tensor: int = 1
@@ -100,6 +118,7 @@ class EngineOptions:
     prefix_tokens: int | None = None
     prefix_disk: int = 0
     inter_token_limit: str = AUTO
+    speculate: str = "off"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -108,6 +127,7 @@ class EngineOptions:
             raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
         parse_devices(self.device)
         parse_inter_token_limit(self.inter_token_limit)
+        parse_speculation(self.speculate)
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
@@ -128,7 +148,7 @@ class RankOptions:
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
     ``copies``, ``copies_left``, ``prefix_…`` and ``inter_token_limit``: as in `EngineOptions`. ``adapters``: with their
-    directories and identities."""
+    directories and identities. ``speculate``: tokens of a sequence that are guessed at once, at most."""
 
     directory: str
     dtype: str
@@ -152,6 +172,7 @@ class RankOptions:
     prefix_tokens: int | None = None
     prefix_disk: int = 0
     inter_token_limit: str = AUTO
+    speculate: int = 0
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

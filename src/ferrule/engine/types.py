@@ -48,8 +48,9 @@ class SamplingParams:
     ``prompt_logprobs``: the same of the prompt's tokens, of which the first has none.
     ``stop_token_ids`` are added to the model's own end tokens; ``ignore_eos`` disables the model's end tokens (but not
     ``stop_token_ids``, and not under a ``constraint``, whose end they are). ``adapter``: the name of the LoRA adapter
-    that computes with the model; None: the model alone. ``turn``: among other sequences. Raises `RequestError` for
-    numbers with which no token can be chosen.
+    that computes with the model; None: the model alone. ``turn``: among other sequences. ``predicted``: tokens of a
+    text that the answer may have, from which speculation guesses, too; they change nothing else. Raises `RequestError`
+    for numbers with which no token can be chosen.
     """
 
     max_tokens: int | None = None
@@ -69,6 +70,7 @@ class SamplingParams:
     constraint: Constraint | None = None
     adapter: str | None = None
     turn: Turn = FIRST_COME
+    predicted: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -98,7 +100,8 @@ class PromptToken(NamedTuple):
 class Token:
     """One generated token. ``finish`` is set on the last one of a sequence; ``prompt`` on the first one, where
     `SamplingParams.prompt_logprobs` asks for it: the prompt's tokens but the first. ``cached``: on the first one, how
-    many of the prompt's tokens were computed for earlier requests.
+    many of the prompt's tokens were computed for earlier requests. ``guessed``: by speculation, before it was computed;
+    ``wrong``: how many guesses for it and the tokens after it were dropped.
 
     A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
     the caller that turns tokens into text leaves it out.
@@ -110,6 +113,8 @@ class Token:
     finish: FinishReason | None = None
     prompt: tuple[PromptToken, ...] | None = None
     cached: int | None = None
+    guessed: bool = False
+    wrong: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ class RankInfo:
 
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
     ``received_bytes`` of the model came from other hosts, for all ranks of this one. ``unshared``: why there is no
-    prefix cache although it was not switched off.
+    prefix cache although it was not switched off; ``unguessed``: no speculation although it was asked for.
     """
 
     rank: int
@@ -181,6 +186,7 @@ class RankInfo:
     transports: str
     received_bytes: int = 0
     unshared: str | None = None
+    unguessed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -217,11 +223,20 @@ class PrefixUse:
 
 
 @dataclass(frozen=True)
+class SpeculationUse:
+    """Use of speculative decoding: tokens that were guessed and computed (``drafted``), and those of them that became
+    part of an answer (``accepted``)."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
     how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
-    ``prefix``: None where there is no prefix cache. ``replicas``: its copies, where there are to be several; the model
-    is ready as long as one is."""
+    ``prefix``: None where there is no prefix cache; ``speculation``: where nothing is guessed. ``replicas``: its
+    copies, where there are to be several; the model is ready as long as one is."""
 
     state: State
     error: str | None = None
@@ -232,6 +247,7 @@ class Health:
     last_recovery: Recovery | None = None
     note: str | None = None
     prefix: PrefixUse | None = None
+    speculation: SpeculationUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
 
 

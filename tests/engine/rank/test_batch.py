@@ -49,7 +49,7 @@ def test_a_decode_step_of_many_sequences_is_one_frame() -> None:
 
 def test_bytes_of_another_version_or_length_are_refused() -> None:
     data = msgspec.msgpack.encode(Batch((Span(1, 2, 3, True),), (4, 5, 6)))
-    assert data[1] == 6  # the version
+    assert data[1] == 7  # the version
     for broken in (data[:-1], data[:1] + bytes([99]) + data[2:]):
         with pytest.raises(EngineError, match="same version"):
             decode(broken)
@@ -59,3 +59,10 @@ def test_positions_and_logit_rows_follow_from_the_spans() -> None:
     batch = Batch((Span(1, 5, 3, False), Span(2, 0, 2, True), Span(3, 9, 1, True)), (1, 2, 3, 4, 5, 6))
     assert batch.positions() == [5, 6, 7, 0, 1, 9]
     assert batch.logit_rows() == [4, 5]
+
+
+def test_of_guesses_and_the_token_before_all_logits_are_wanted() -> None:
+    spans = Span(1, 5, 3, True, drafted=2), Span(2, 0, 2, False), Span(3, 9, 4, True, scored=True, drafted=1)
+    batch = Batch(spans, tuple(range(9)))
+    assert batch.logit_rows() == [0, 1, 2, 5, 6, 7, 8]
+    assert batch.drafts() == {1: (1, 2), 3: (8,)}

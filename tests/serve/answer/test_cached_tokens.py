@@ -49,3 +49,25 @@ def test_of_several_answers_to_a_prompt_one_may_have_computed_it(cached: tuple[i
     with running(FakeEngine(cached=cached)) as url:
         usage = body_of(url, "/v1/chat/completions", **CHAT, n=2)["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": told}
+
+
+def test_usage_tells_what_was_guessed() -> None:
+    """And what the answer may have is told to the engine, where it guesses."""
+    engines = FakeEngine(guessing=True), FakeEngine()
+    prediction = {"type": "content", "content": "Hello, all"}
+    for engine in engines:
+        with running(engine) as url:
+            body_of(url, "/v1/chat/completions", **CHAT, prediction=prediction)
+            wrong = {"model": "acme/fake-1b", **CHAT, "prediction": {"type": "content", "content": 7}}
+            assert httpx.post(f"{url}/v1/chat/completions", json=wrong).status_code == 400
+    told = [engine.calls[0].params.predicted for engine in engines]
+    assert told == [tuple(engines[0].tokenizer.encode("Hello, all", add_special_tokens=False)), ()]
+    with running(engines[0]) as url:
+        two = body_of(url, "/v1/chat/completions", **CHAT, n=2)["usage"]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = httpx.post(f"{url}/v1/chat/completions", json={"model": "acme/fake-1b", **CHAT, **options}).text
+    details = two["completion_tokens_details"]
+    assert two["completion_tokens"] == 8
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (6, 4)
+    (usage,) = last_usage(chunks)
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 3

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferrule.cli.serving.model import MODEL, Device, Dtype, Graphs, MaxContext, Pp, SelfTest, Threads, Tp, Weights
+from ferrule.cli.serving.model import (
+    MODEL,
+    Device,
+    Dtype,
+    Graphs,
+    MaxContext,
+    Pp,
+    SelfTest,
+    Speculate,
+    Threads,
+    Tp,
+    Weights,
+)
 from ferrule.cli.serving.options import adapters_of
 from ferrule.errors import ConfigError
 from ferrule.installation import require
@@ -67,6 +79,7 @@ def generate(
     threads: Threads = None,
     self_test: SelfTest = True,
     graphs: Graphs = True,
+    speculate: Speculate = "off",
 ) -> None:
     """Load a model, print its answer to one prompt, and exit."""
     require("serve", "ferrule generate")
@@ -94,6 +107,7 @@ def generate(
         weights=weights,
         device=device or CPU,
         adapters=adapters,
+        speculate=speculate,
     )
     given: dict[str, Any] = {
         "max_tokens": max_tokens,

@@ -92,6 +92,17 @@ InterTokenLimit = Annotated[
     ),
 ]
 
+Speculate = Annotated[
+    str,
+    typer.Option(
+        "--speculate",
+        envvar="FERRULE_SPECULATE",
+        metavar="ngram[:K]|off",
+        help="Guess up to K tokens (8) from what the text so far has said, and compute them in one step: the same "
+        "answers, sooner where they repeat themselves or the prompt.",
+    ),
+]
+
 
 Encrypt = Annotated[
     bool | None,

@@ -25,12 +25,21 @@ from ferrule.cli.serving.model import (
     PrefixCache,
     PrefixDisk,
     SelfTest,
+    Speculate,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import (
+    adapters_of,
+    origins_of,
+    prefix_disk_of,
+    request_log_of,
+    saved_plan,
+    speculation_of,
+    tls_of,
+)
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
@@ -148,6 +157,7 @@ def serve(
             help="Refuse requests (429, Retry-After) whose turn would come later than that, by what was measured.",
         ),
     ] = MAX_QUEUE_TIME,
+    speculate: Speculate = "off",
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -213,6 +223,7 @@ def serve(
     prefix_disk = prefix_disk_of(prefix_cache_disk)
     parse_inter_token_limit(inter_token_limit)
     max_queue_seconds = parse_queue_time(max_queue_time)
+    speculate = speculation_of(speculate)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -281,6 +292,7 @@ def serve(
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
             inter_token_limit=inter_token_limit,
+            speculate=speculate,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -340,6 +352,7 @@ def serve(
                 prefix_cache=prefix_cache,
                 prefix_disk=prefix_disk,
                 inter_token_limit=inter_token_limit,
+                speculate=speculate,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -357,6 +370,7 @@ def serve(
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
             inter_token_limit=inter_token_limit,
+            speculate=speculate,
             name=name,
             standby=standby,
             encrypt=encrypt,

@@ -61,6 +61,7 @@ def run_several(
     prefix_cache: bool,
     prefix_disk: int,
     inter_token_limit: str,
+    speculate: str,
     standby: bool,
     encrypt: bool | None,
     front: Front,
@@ -70,7 +71,8 @@ def run_several(
     from ferrule.serve.models.memory import Memory
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
-    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk, "inter_token_limit": inter_token_limit}
+    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk}
+    common |= {"inter_token_limit": inter_token_limit, "speculate": speculate}
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)

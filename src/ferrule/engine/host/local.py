@@ -23,7 +23,7 @@ from ferrule.engine.host.supervisor import RankSupervisor, Running
 from ferrule.engine.images.prompts import ImagePrompts, order_of
 from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
-from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.options import EngineOptions, RankOptions, parse_speculation
 from ferrule.engine.source import COMPUTED, DEMO, called
 from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.engine.types import (
@@ -35,6 +35,7 @@ from ferrule.engine.types import (
     ProgressCallback,
     RankInfo,
     SamplingParams,
+    SpeculationUse,
     State,
     Token,
 )
@@ -91,6 +92,7 @@ class LocalEngine:
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
         self._prefix: PrefixUse | None = None
+        self._drafted = self._accepted = 0
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
@@ -120,6 +122,7 @@ class LocalEngine:
             prefix_tokens=options.prefix_tokens,
             prefix_disk=options.prefix_disk,
             inter_token_limit=options.inter_token_limit,
+            speculate=parse_speculation(options.speculate),
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -226,7 +229,12 @@ class LocalEngine:
             supervisor.last,
             supervisor.note or None,
             self._prefix,
+            SpeculationUse(self._drafted, self._accepted) if self._speculates else None,
         )
+
+    @property
+    def _speculates(self) -> bool:
+        return bool(self._supervisor.options.speculate) and not any(each.unguessed for each in self.ranks)
 
     def release(self) -> None:
         """Give away the requests that wait for ranks: they raise `ReleasedError`."""
@@ -244,12 +252,14 @@ class LocalEngine:
         match event:
             case Tokens():
                 for new in event.tokens:
+                    self._drafted += new.guessed + new.wrong
+                    self._accepted += new.guessed
                     request = self._requests.open.get(new.id)
                     if request is not None:  # else: cancelled while this was on its way
                         asked = request.params.prompt_logprobs is not None and not request.made
                         prompt = tuple(request.scores) if asked else None
-                        token = Token(new.token, new.logprob, new.top, new.finish, prompt, new.cached)
-                        self._streams[new.id].put_nowait(token)
+                        told = new.finish, prompt, new.cached, new.guessed, new.wrong
+                        self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, *told))
                         if self._requests.took(request, new.token, last=new.finish is not None):
                             self._send_due()
             case Scores():

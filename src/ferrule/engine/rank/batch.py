@@ -7,6 +7,7 @@ step costs one small broadcast; what does not fit follows in a second one.
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -34,7 +35,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's tokens in a batch: it has ``seen`` earlier tokens, brings ``tokens`` new ones, and ``sample``
     says whether a token is chosen by the logits of the last one. ``known``: of a sequence that starts, how many of its
     tokens are known; 0: these, and otherwise. ``scored``: the logits of all of them are wanted. ``blocks``: it starts
-    with these, which hold the tokens that it has seen (`cache.prefix`)."""
+    with these, which hold the tokens that it has seen (`cache.prefix`). ``drafted``: so many of the last are guesses;
+    the logits of these and of the one before are wanted. What ranks keep of more than the ``seen`` tokens is of guesses
+    that were wrong."""
 
     sequence: int
     seen: int
@@ -43,11 +46,12 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     known: int = 0
     scored: bool = False
     blocks: tuple[int, ...] = ()
+    drafted: int = 0
 
     @property
     def rows(self) -> int:
         """How many of its last tokens' logits are wanted."""
-        return self.tokens if self.scored else int(self.sample)
+        return self.tokens if self.scored else self.sample + self.drafted
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
@@ -79,7 +83,7 @@ class Read(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Tokens of several sequences, end to end, and what is to be done before, in this order: ``kept``, then
     ``released``, the sequences whose caches are to be dropped, those of ``spans`` that start with blocks, ``dropped``
     blocks, and ``forgotten``, the keys of those to be deleted on disk. ``adapters``: of each span the number of its
@@ -107,6 +111,15 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=6):
             end += span.tokens
             rows += range(end - span.rows, end)
         return rows
+
+    def drafts(self) -> dict[int, tuple[int, ...]]:
+        """Guesses, by sequence, of those that have some."""
+        ends = accumulate(span.tokens for span in self.spans)
+        return {
+            span.sequence: self.tokens[end - span.drafted : end]
+            for span, end in zip(self.spans, ends, strict=True)
+            if span.drafted
+        }
 
     def positions(self) -> list[int]:
         return [span.seen + index for span in self.spans for index in range(span.tokens)]

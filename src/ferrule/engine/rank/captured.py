@@ -1,6 +1,8 @@
-"""Captured steps: those in which every sequence brings one token, as graphs that are launched again.
+"""Captured steps: those in which every sequence brings one token and guesses of those behind it, as graphs that are
+launched again.
 
-Sequences are padded to a power of two of rows, and what they look back on to a bucket of pages, as graphs have fixed
+A token is a row, as if each were of a sequence of its own that has the same pages: what a row sees is written before
+any looks back. Rows are padded to a power of two, and what they look back on to a bucket of pages, as graphs have fixed
 shapes. For each such size one step is captured when it first comes, after it has run once: what lies between two
 collectives is then one launch, and no code of the model runs. All ranks decide alike from the batch, so that padding
 is the same in what they send each other.
@@ -88,14 +90,14 @@ class CapturedSteps:
         """That of ``batch``, where it is to be run so. It depends on the batch alone."""
         if batch.kind is Kind.EMBED or batch.adapters or batch.pictures:
             return None
-        if any(span.tokens != 1 or span.seen == 0 for span in batch.spans):
+        if any(span.tokens - span.drafted != 1 or span.seen == 0 for span in batch.spans):
             return None
-        pages = -(-max(span.seen + 1 for span in batch.spans) // PAGE)
-        size = Size(_power(len(batch.spans)), max(LEAST_PAGES, _power(pages)))
+        pages = -(-max(span.seen + span.tokens for span in batch.spans) // PAGE)
+        size = Size(_power(len(batch.tokens)), max(LEAST_PAGES, _power(pages)))
         return size if size.rows * size.pages * PAGE <= self._room else None
 
     def run(self, batch: Batch, size: Size, hidden: Callable[[Tensor], object], tokens: Tensor | None = None) -> Tensor:
-        """What the stage makes of ``batch``: see `ShardedModel.forward`, with a row for each sequence. It holds until
+        """What the stage makes of ``batch``: see `ShardedModel.forward`, with a row for each token. It holds until
         the next batch. ``hidden`` fills in what the stage before has sent. ``tokens``: on the device, in the place of
         those of ``batch``."""
         step = self.steps.get(size)
@@ -115,9 +117,9 @@ class CapturedSteps:
         found = step.script.run(step.forward)
         if captures and step.script.refused:
             log.warning("steps of %d rows are not captured: %s", size.rows, step.script.refused)
-        for sequence in sequences:
-            sequence.advance(1)
-        return found[: len(sequences)] if self._model.shard.has_head else found
+        for span, sequence in zip(batch.spans, sequences, strict=True):
+            sequence.advance(span.tokens)
+        return found[: len(batch.tokens)] if self._model.shard.has_head else found
 
 
 class Step:
@@ -137,14 +139,17 @@ class Step:
     def write(self, batch: Batch, caches: list[PagedCache]) -> None:
         """Bring what is to be computed to the device, in one copy."""
         rows, pages = self._size
-        spare = rows - len(caches)
-        positions = [cache.length for cache in caches]
-        places, table = [], []
-        for cache, position in zip(caches, positions, strict=True):
-            cache.pool.reserve(cache, position + 1)
-            places.append(cache.pages[position // PAGE] * PAGE + position % PAGE)
-            table += cache.pages + [NOTHING] * (pages - len(cache.pages))
-        turned = batch.axes[: len(caches)] or positions  # of an answer's tokens all axes are equal
+        spare = rows - len(batch.tokens)
+        positions: list[int] = []
+        places: list[int] = []
+        table: list[int] = []
+        for span, cache in zip(batch.spans, caches, strict=True):
+            new = range(cache.length, cache.length + span.tokens)
+            cache.pool.reserve(cache, new.stop)
+            positions += new
+            places += (cache.pages[position // PAGE] * PAGE + position % PAGE for position in new)
+            table += (cache.pages + [NOTHING] * (pages - len(cache.pages))) * len(new)
+        turned = batch.axes[: len(positions)] or positions  # of an answer's tokens all axes are equal
         given = [*batch.tokens, *[0] * spare, *positions, *[0] * spare, *turned, *[0] * spare]
         given += [*places, *[WASTE] * spare]
         values = torch.tensor(given + table + [NOTHING] * (spare * pages))

@@ -71,6 +71,12 @@ class KVCache:
             segment.cache.advance(segment.stop - segment.start)
         self.segments = []
 
+    def cut(self, identity: int, seen: int) -> None:
+        """Forget what a sequence has behind its first ``seen`` tokens, if it is there: of guesses that were wrong."""
+        sequence = self.sequences.get(identity)
+        if sequence is not None and 0 < seen < sequence.length:
+            sequence.cut(seen)
+
     def release(self, identity: int) -> None:
         sequence = self.sequences.pop(identity, None)
         if sequence is not None:

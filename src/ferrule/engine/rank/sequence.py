@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ferrule.engine.rank.cache.held import HeldBlocks
+from ferrule.engine.rank.driver.guesses import Guesses
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import SamplingParams
 
@@ -14,12 +15,13 @@ class Sequence:
     """One request in progress.
 
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
-    batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
+    batch that is under way, guesses included. ``rejected``: of guesses that were wrong, which have room in the cache
+    until its next batch. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
     computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
     ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
     have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt. ``held``:
     its blocks in the prefix cache. ``overtaken``: tokens of later prompts that were computed while its own waited.
-    ``preempted``: it has run before, and waits to go on.
+    ``preempted``: it has run before, and waits to go on. ``guesses``: what may follow.
     """
 
     identity: int
@@ -35,10 +37,12 @@ class Sequence:
     sights: Sights | None = None
     cached: int = 0
     pending: int = 0
+    rejected: int = 0
     cancelled: bool = False
     overtaken: int = 0
     preempted: bool = False
     held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
+    guesses: Guesses = field(default_factory=Guesses)
 
     @property
     def priority(self) -> int:

@@ -170,9 +170,11 @@ class TorchRunner:
             self._tower.forget(batch)
         if self.shared is not None:
             self.shared.prepare(batch)
-            return
-        for identity in batch.released:
-            self.model.cache.release(identity)
+        else:
+            for identity in batch.released:
+                self.model.cache.release(identity)
+        for span in batch.spans:
+            self.model.cache.cut(span.sequence, span.seen)
 
     def _cached(self, batch: Batch) -> AbstractContextManager[None]:
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
@@ -232,7 +234,7 @@ class TorchRunner:
         self.stages.recv(hidden, self.world.rank - self.plan.tensor)
 
     def _rows_of(self, batch: Batch, output: Tensor) -> Tensor:
-        """Of the logits of all sequences those that are wanted."""
+        """Of the logits of all tokens those that are wanted."""
         rows = batch.logit_rows()
         if not self.shard.has_head or len(rows) == len(output):
             return output

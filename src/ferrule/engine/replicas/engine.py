@@ -22,6 +22,7 @@ from ferrule.engine.types import (
     RankInfo,
     ReplicaHealth,
     SamplingParams,
+    SpeculationUse,
     State,
     Token,
 )
@@ -155,6 +156,7 @@ class Replicas:
             max(lasts, key=lambda each: each.at, default=None),
             "; ".join([*notes, *(away if best == "ready" else [])]) or None,
             _together([each.prefix for each in known if each.prefix is not None]),
+            _guessed([each.speculation for each in known if each.speculation is not None]),
             tuple(told),
         )
 
@@ -207,6 +209,11 @@ class Replicas:
             elsewhere = "ready" in states or (state == "failed" and "recovering" in states)
             if replica.engine is not None and state != "ready" and elsewhere:
                 replica.engine.release()
+
+
+def _guessed(uses: Sequence[SpeculationUse]) -> SpeculationUse | None:
+    """As `_together`."""
+    return SpeculationUse(sum(each.drafted for each in uses), sum(each.accepted for each in uses)) if uses else None
 
 
 def _together(uses: Sequence[PrefixUse]) -> PrefixUse | None:

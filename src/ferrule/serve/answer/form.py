@@ -18,12 +18,15 @@ from ferrule.serve.tools.parts import Part, Text
 @dataclass(frozen=True)
 class Counts:
     """Tokens of a request's prompts, and of its answers so far. ``reasoning``: those of the answers that were such;
-    ``cached``: those of the prompts that were computed for earlier requests."""
+    ``cached``: those of the prompts that were computed for earlier requests; ``guessed``: those of the answers that
+    speculation had guessed, which was ``wrong`` so many times."""
 
     prompt: int
     completion: int = 0
     reasoning: int = 0
     cached: int = 0
+    guessed: int = 0
+    wrong: int = 0
 
 
 class Collected:

@@ -54,6 +54,7 @@ class Answer(Response):
         self._stream = stream
         self._made = [0] * len(jobs)
         self._cached: dict[int, int] = {}
+        self._guesses = [(0, 0)] * len(jobs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -121,6 +122,7 @@ class Answer(Response):
         current_exchange().count(completion=piece.tokens - self._made[piece.index])
         self._made[piece.index] = piece.tokens
         self._cached[piece.index] = piece.cached
+        self._guesses[piece.index] = piece.guessed, piece.wrong
 
     def _counts(self, reasoning: int = 0) -> Counts:
         """Tokens so far, ``reasoning`` of them."""
@@ -128,7 +130,8 @@ class Answer(Response):
         for number, count in self._cached.items():  # of several answers to a prompt one may have computed it
             prompt = self._jobs[number].prompt
             cached[prompt] = min(count, cached.get(prompt, count))
-        return Counts(self._prompt_tokens, sum(self._made), reasoning, sum(cached.values()))
+        guessed, wrong = (sum(each) for each in zip(*self._guesses, strict=True))
+        return Counts(self._prompt_tokens, sum(self._made), reasoning, sum(cached.values()), guessed, wrong)
 
 
 async def with_silence(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:

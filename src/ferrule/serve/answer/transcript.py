@@ -30,7 +30,8 @@ class Piece:
 
     Of a chat, ``parts`` are what the text says, ``called`` whether there have been tool calls so far, and ``reasoning``
     how many of the tokens were reasoning, with its marks. ``prompt``: in the first piece, what was asked of the
-    prompt's tokens but the first. ``cached``: how many of these were computed for earlier requests."""
+    prompt's tokens but the first. ``cached``: how many of these were computed for earlier requests. ``guessed`` of the
+    tokens so far were guessed (speculation); ``wrong``: as many guesses were dropped."""
 
     index: int
     text: str
@@ -43,6 +44,8 @@ class Piece:
     stop: str | None = None
     prompt: tuple[PromptToken, ...] | None = None
     cached: int = 0
+    guessed: int = 0
+    wrong: int = 0
 
 
 class Transcript:
@@ -68,11 +71,13 @@ class Transcript:
         self._pending: list[TokenLogprob] = []
         self._decoded = 0
         self._sent = 0
-        self._tokens = self._cached = 0
+        self._tokens = self._cached = self._guessed = self._wrong = 0
 
     def push(self, token: Token) -> Piece | None:
         """The piece that ``token`` completes, if it completes one. After a piece with ``finish`` nothing may follow."""
         self._tokens += 1
+        self._guessed += token.guessed
+        self._wrong += token.wrong
         if token.cached is not None:
             self._cached = token.cached
         text = ""
@@ -99,4 +104,14 @@ class Transcript:
         everything = finish is not None and stop is None
         due = [entry for entry in self._pending if everything or entry.offset < self._sent]
         self._pending = self._pending[len(due) :]
-        return Piece(self._index, text, tuple(due), self._tokens, finish, stop=stop, cached=self._cached)
+        return Piece(
+            self._index,
+            text,
+            tuple(due),
+            self._tokens,
+            finish,
+            stop=stop,
+            cached=self._cached,
+            guessed=self._guessed,
+            wrong=self._wrong,
+        )

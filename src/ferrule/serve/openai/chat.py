@@ -85,6 +85,9 @@ def _read(
     constrained = constrained_chat(service.grammars, body, wanted, service.dialect, template, end, texts=texts)
     if constrained.constraint is not None:
         params = replace(params, constraint=constrained.constraint)
+    if body.prediction is not None and engine.health().speculation is not None:
+        predicted = encode(engine, body.prediction.content, field="prediction", add_special_tokens=False)
+        params = replace(params, predicted=predicted)
     prompt = () if chat.images else encode(engine, chat.text, field="messages", add_special_tokens=False)
     sure = constrained.sure
     reading = ChatReading(service.dialect, end, wanted.tools, wanted.parallel, own=sure, pieces=pieces and sure)

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import PrefixUse, Recovery, ReplicaHealth
+from ferrule.engine import PrefixUse, Recovery, ReplicaHealth, SpeculationUse
 from ferrule.serve.answer.form import Counts
 
 
 class CompletionDetails(msgspec.Struct):
+    """The last two: of speculation, where it guessed any. Guesses that were wrong are in no total."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class PromptDetails(msgspec.Struct):
@@ -34,7 +38,10 @@ def usage(counts: Counts) -> Usage:
 
 def chat_usage(counts: Counts) -> Usage:
     """With what was reasoning; completions are not read for it."""
-    return structs.replace(usage(counts), completion_tokens_details=CompletionDetails(counts.reasoning))
+    details = CompletionDetails(counts.reasoning)
+    if counts.guessed or counts.wrong:
+        details = CompletionDetails(counts.reasoning, counts.guessed, counts.wrong)
+    return structs.replace(usage(counts), completion_tokens_details=details)
 
 
 class ChatToken(msgspec.Struct):
@@ -196,6 +203,7 @@ class ModelHealth(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     note: str | None = None
     prefix_cache: PrefixUse | None = None
+    speculation: SpeculationUse | None = None
 
 
 class ManyHealthBody(msgspec.Struct):
@@ -207,8 +215,8 @@ class ManyHealthBody(msgspec.Struct):
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``: as in
-    `ferrule.engine.Health`."""
+    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``,
+    ``speculation``: as in `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -220,4 +228,5 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     note: str | None = None
     prefix_cache: PrefixUse | None = None
+    speculation: SpeculationUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from ferrule.engine.turn import MOST_PRIORITY
 from ferrule.errors import RequestError
 from ferrule.serve.answer.turns import TurnAsked
-from ferrule.serve.tools.messages import Body, Message, clean_text
+from ferrule.serve.tools.messages import Body, Message, PlainText, clean_text
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -144,6 +144,13 @@ class OfferedTool(Body):
     function: OfferedFunction
 
 
+class Prediction(Body):
+    """Text that the answer will have for a good part, such as a file that is edited."""
+
+    type: Literal["content"]
+    content: PlainText
+
+
 class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -165,6 +172,7 @@ class ChatRequest(GenerationRequest):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
+    prediction: Prediction | None = None
 
     @property
     def thinking_limit(self) -> int | None:

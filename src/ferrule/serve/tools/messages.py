@@ -56,6 +56,14 @@ def message_content(value: Any) -> Content:
     return together([_part(part, at) for at, part in enumerate(value)])
 
 
+def message_text(value: Any) -> str:
+    """Content that has no place for images."""
+    content = message_content(value)
+    if not isinstance(content, str):
+        raise ValueError("it has parts that are images; only text is taken here")
+    return content
+
+
 def _part(part: Any, at: int) -> str | ShownImage:
     """Part ``at`` of a message's content."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -98,6 +106,7 @@ def _text(value: Any) -> str | None:
 
 
 Told = Annotated[Content, BeforeValidator(message_content, json_schema_input_type=str | list[dict[str, Any]] | None)]
+PlainText = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]] | None)]
 _Named = Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
 Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=_Named)]
 Clean = Annotated[str | None, BeforeValidator(_text, json_schema_input_type=str | None)]

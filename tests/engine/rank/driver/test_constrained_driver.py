@@ -58,6 +58,64 @@ class RandomLogits:
         return torch.randn(len(batch.logit_rows()), VOCABULARY)
 
 
+class Remembering(RandomLogits):
+    """Logits that depend on the last two tokens, as far as they are kept."""
+
+    def __init__(self, world: fabric.Group) -> None:
+        super().__init__(world)
+        self.kept: dict[int, list[int]] = {}
+
+    def run(self, batch: Batch, features: Sequence[bytes] = ()) -> torch.Tensor:
+        rows, at = [torch.empty(VOCABULARY)][:0], 0
+        for span in batch.spans:
+            kept = self.kept.setdefault(span.sequence, [])
+            del kept[span.seen :]
+            for token in batch.tokens[at : at + span.tokens]:
+                kept.append(token)
+                random = torch.Generator().manual_seed(hash((span.sequence, *kept[-2:])))
+                rows.append(torch.randn(VOCABULARY, generator=random))
+            at += span.tokens
+        return torch.stack(rows)[batch.logit_rows()] if rows else torch.empty(0, VOCABULARY)
+
+
+def test_guesses_do_not_change_what_a_grammar_lets_through() -> None:
+    """Nor the log-probabilities."""
+
+    def told(speculate: int) -> tuple[dict[int, list[Any]], Driver]:
+        orders: list[Order] = [Learn((Path(demo_path()) / "tokenizer.json").read_text())]
+        for number, regex in enumerate(["(one, two, )*", "[ab]*", '{"name": "[a-z]{3}"}(, {"name": "[a-z]{3}"})*'], 1):
+            params = SamplingParams(
+                60, 0.7, seed=number, ignore_eos=True, constraint=Constraint("regex", regex), logprobs=1
+            )
+            orders.append(Add(number, (5, 6), (), params))
+        events: list[Any] = []
+
+        def taken(_: float) -> list[Order]:
+            given = orders[:]
+            orders.clear()
+            return given
+
+        control: Any = SimpleNamespace(orders=taken, send=events.append)
+        with fabric.init() as world:
+            options = RankOptions("", "float32", PLAN, 1, 512, 8, 64, end_tokens=(0,), speculate=speculate)
+            trial = Trial(512, 8, 0.0, ridge=16)
+            driver = Driver(options, cast(Any, Remembering(world)), control, trial, VOCABULARY)
+            driver.step()
+            while driver.opening or driver.scheduler.by_identity:
+                driver.step()
+        made: dict[int, list[Any]] = {}
+        for event in events:
+            for new in event.tokens if isinstance(event, Tokens) else ():
+                made.setdefault(new.id, []).append((new.token, new.logprob, new.top, new.finish))
+        return made, driver
+
+    without, _ = told(0)
+    found, driver = told(4)
+    assert found == without
+    assert driver.speculation is not None
+    assert driver.speculation.accepted > 20
+
+
 def request(number: int, constraint: Constraint | None) -> Add:
     return Add(number, (5, 6), (), SamplingParams(20, seed=number, ignore_eos=True, constraint=constraint))
 

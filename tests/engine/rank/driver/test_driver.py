@@ -31,6 +31,7 @@ def test_logits_of_devices_that_lost_a_peer_are_not_used() -> None:
     )
     scheduler: Any = SimpleNamespace(by_identity={}, complete=lambda *given: completed.append(given) or [])
     driver.runner, driver.scheduler, driver.samplers, driver.since = runner, scheduler, {}, 0.0
+    driver.speculation = None
     with pytest.raises(FabricError, match="rank 1 is lost"):
         driver._finish(Batch())
     assert completed == []
@@ -65,7 +66,7 @@ def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pyte
     )
     options: Any = SimpleNamespace(
         plan=SimpleNamespace(pipeline=depth, driver=0), batch_tokens=64, context=512, end_tokens=(7,), adapters=(),
-        inter_token_limit="auto",
+        inter_token_limit="auto", speculate=0,
     )  # fmt: skip
     driver = Driver(options, runner, control, Trial(4096, 8, 0.001, 64), 8)  # type: ignore[arg-type]
     for _ in range(10):

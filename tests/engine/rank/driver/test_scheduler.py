@@ -13,6 +13,8 @@ from ferrule.engine.rank.cache.prefix import PrefixIndex
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.rank.driver.speculation import Speculation
+from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.turn import Turn
 from ferrule.engine.types import SamplingParams
 
@@ -38,6 +40,24 @@ def next_token(tokens: list[int]) -> int:
     return (sum(token * (place + 7) for place, token in enumerate(tokens)) * 31 + len(tokens)) % 97
 
 
+class Guessing(Speculation):
+    """Guesses what the pretended model says, but for some places."""
+
+    def drafts(self, sequence: Sequence, most: int, answers: int) -> tuple[int, ...]:
+        found: list[int] = []
+        if sequence.remaining != 1:
+            return ()
+        for place in range(min(most, self.most, self._before_end(sequence))):
+            count = len(sequence.tokens) + place
+            token = next_token([*sequence.tokens, *found])
+            if count % 5 == 0:
+                token = (token + 1) % 97
+            if token in self.ends or token in sequence.params.stop_token_ids:
+                break
+            found.append(token)
+        return tuple(found)
+
+
 class Caches:
     """Caches of ranks: replays batches and computes each sampled token from the cached tokens alone. ``short``:
     as of `Limits`, by which a cache is chosen when it starts."""
@@ -51,7 +71,8 @@ class Caches:
         """By sequence, the places of its blocks that are those above."""
         self.most = self.reused = 0
 
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: Batch) -> tuple[list[int], list[int]]:
+        """Tokens, and how many of each sequence."""
         for each in batch.kept:
             tokens = self.held[each.sequence][: (each.place + 1) * BLOCK]
             assert len(tokens) == (each.place + 1) * BLOCK
@@ -72,7 +93,7 @@ class Caches:
                 self.reused += span.seen
         for block in batch.dropped:
             del self.blocks[block]
-        at, sampled = 0, []
+        at, sampled, counts = 0, list[int](), list[int]()
         numbers = tuple(span.sequence % ADAPTERS for span in batch.spans)
         assert batch.adapters == (numbers if any(numbers) else ())
         for span in batch.spans:
@@ -80,15 +101,20 @@ class Caches:
                 self.held[span.sequence], self.shares[span.sequence] = [], set()
                 self.long[span.sequence] = self._is_long(span.known)
             held = self.held[span.sequence]
-            assert len(held) == span.seen
+            assert len(held) >= span.seen
+            del held[span.seen :]  # of guesses that were wrong
             held += batch.tokens[at : at + span.tokens]
             at += span.tokens
             if span.sample:
                 assert self.long[span.sequence] == self._is_long(len(held))
-                sampled.append(next_token(held))
+                places = range(len(held) - span.drafted, len(held) + 1)
+                made = [next_token(held[:place]) for place in places]
+                right = next((i for i, place in enumerate(places[:-1]) if held[place] != made[i]), span.drafted)
+                sampled += made[: right + 1]
+                counts.append(right + 1)
         own = sum(len(tokens) - BLOCK * len(self.shares[one]) * (not self.copies) for one, tokens in self.held.items())
         self.most = max(self.most, own + BLOCK * len(self.blocks))
-        return sampled
+        return sampled, counts
 
     def _is_long(self, tokens: int) -> bool:
         return self.short is not None and tokens > self.short
@@ -103,15 +129,17 @@ def drive(
     stepwise: bool = False,
     ahead: bool = False,
     prefixes: PrefixIndex | None = None,
+    speculation: Speculation | None = None,
 ) -> dict[int, list]:
     prefixes = prefixes or PrefixIndex()
-    scheduler, caches = Scheduler(limits, frozenset({END}), prefixes), Caches(limits.short, copies=prefixes.copies)
+    scheduler = Scheduler(limits, frozenset({END}), prefixes, speculation=speculation)
+    caches = Caches(limits.short, copies=prefixes.copies)
     for identity, (prompt, params) in requests.items():
         adapter = identity % ADAPTERS
         known = (made or {}).get(identity, ())
         scheduler.add(identity, prompt, params, known, stepwise=stepwise, adapter=adapter, about=str(adapter))
     answers: dict[int, list] = {identity: [] for identity in requests}
-    under_way: deque[tuple[Batch, list[int]]] = deque()
+    under_way: deque[tuple[Batch, tuple[list[int], list[int]]]] = deque()
     for step in range(5000):
         if step == 3:
             for identity in cancel:
@@ -125,8 +153,8 @@ def drive(
         batch, sampled = under_way.popleft()
         following = scheduler.following(batch) if ahead and limits.batches == 1 else None
         if following is not None:  # with the tokens as the device has them
-            under_way.append((following, caches.run(replace(following, tokens=tuple(sampled)))))
-        for sequence, token, reason in scheduler.complete(batch, sampled):
+            under_way.append((following, caches.run(replace(following, tokens=tuple(sampled[0])))))
+        for sequence, token, reason in scheduler.complete(batch, *sampled):
             answers[sequence.identity].append((token, reason))
         if following is not None:
             scheduler.begin(following)
@@ -189,14 +217,24 @@ REQUEST = st.tuples(
     st.booleans(),
     st.booleans(),
     st.builds(PrefixIndex, enabled=st.booleans(), copies=st.booleans()),
+    st.integers(0, 6),
 )
 def test_every_request_gets_what_it_would_get_alone(
-    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool, ahead: bool, prefixes: PrefixIndex
+    requests: list,
+    limits: Limits,
+    cancel: set[int],
+    known: int,
+    stepwise: bool,
+    ahead: bool,
+    prefixes: PrefixIndex,
+    guessed: int,
 ) -> None:
     numbered = dict(enumerate(requests))
     whole = {identity: alone(prompt, params, limits.context) for identity, (prompt, params) in numbered.items()}
     made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
-    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, prefixes=prefixes)
+    speculation = Guessing(guessed, {END}, limits.context, limits.short) if guessed else None
+    given = {"prefixes": prefixes, "speculation": speculation}
+    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, **given)
     for identity in numbered:
         expected = whole[identity][len(made[identity]) :]
         if identity in cancel:

@@ -137,6 +137,12 @@ class PagedCache(SequenceCache):
         keys, values = (kept[layer].index_select(0, places) for kept in (self.pool.keys, self.pool.values))
         return keys.transpose(0, 1), values.transpose(0, 1)
 
+    def cut(self, tokens: int) -> None:
+        super().cut(tokens)
+        kept = -(-tokens // PAGE)
+        self.pool.give_back(self.pages[kept:])
+        del self.pages[kept:]
+
     def drop(self) -> None:
         self.pool.give_back(self.pages)
         self.pages.clear()

@@ -1,5 +1,5 @@
-"""Attention of a step in which every sequence brings one token, with fixed shapes and over fixed memory, so that it can
-be captured: lengths and places are tensors of the device, and what a row does not see is masked.
+"""Attention of a step in which every row is one token, with fixed shapes and over fixed memory, so that it can be
+captured: lengths and places are tensors of the device, and what a row does not see is masked.
 
 A row reads its keys by a table of pages, up to a bucket of context that all rows share. Places beyond a row's tokens
 are read from one that holds zeros: so nothing of another sequence, and no number that is none, gets into a product.
@@ -22,8 +22,8 @@ View = tuple[Tensor, Tensor]
 
 @dataclass
 class Rows:
-    """New tokens, one of each sequence. ``positions`` and ``places`` (rows,): of each token in its sequence, and in
-    ``pool``; ``pages`` (rows, pages): of its sequence."""
+    """New tokens, each of which sees those of its sequence in the rows before it. ``positions`` and ``places`` (rows,):
+    of each token in its sequence, and in ``pool``; ``pages`` (rows, pages): of its sequence."""
 
     pool: Pages
     positions: Tensor

@@ -109,6 +109,10 @@ class SequenceCache:
     def advance(self, tokens: int) -> None:
         self.length += tokens
 
+    def cut(self, tokens: int) -> None:
+        """Forget all behind the first ``tokens``; what is kept of them must not depend on what came later."""
+        self.length = tokens
+
     def _tokens(self, end: int) -> int:
         """Tokens that room is made for, when there are to be ``end``."""
         return -(-min(max(end, 2 * self.length), end + GROW) // ROUND) * ROUND

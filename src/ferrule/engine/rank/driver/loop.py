@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -31,11 +32,13 @@ from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.spans import load_of
+from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
-from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler, choose_all
+from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler
 from ferrule.engine.rank.sampling.scoring import rows_at_once, score_batch
+from ferrule.engine.rank.sampling.verify import Wanted, verify
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.incoming import Incoming, features_of
 from ferrule.engine.rank.warm_up import Trial
@@ -79,8 +82,11 @@ class Driver:
             whole=isinstance(runner, EncoderRunner),
         )
         self.prefixes = prefixes or PrefixIndex(enabled=False)
+        ends = frozenset(options.end_tokens)
         pace = Pace(parse_inter_token_limit(options.inter_token_limit), trial.step_seconds, trial.ridge)
-        self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes, pace)
+        guesses = options.speculate and trial.unshared is None and not limits.whole
+        self.speculation = Speculation(options.speculate, ends, limits.context, short_context) if guesses else None
+        self.scheduler = Scheduler(limits, ends, self.prefixes, pace, speculation=self.speculation)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
@@ -222,10 +228,14 @@ class Driver:
             return
         logits = self._score(batch, output) if any(span.scored for span in batch.spans) else output
         wanted = self._wanted(batch)
-        if wanted and not logits.is_cpu:
-            self._go_on(batch, Choices(self.runner.device, logits, wanted))
+        if wanted and not logits.is_cpu and not any(each.drafts for each in wanted):
+            self._go_on(batch, self._choices(logits, wanted))
         else:
-            self._complete(batch, choose_all(self.runner.device, logits, wanted) if wanted else [])
+            self._complete(batch, verify(self.runner.device, logits, wanted))
+
+    def _choices(self, logits: Tensor, wanted: list[Wanted]) -> Choices:
+        """Of a token for each sequence, from ``logits`` of the device."""
+        return Choices(self.runner.device, logits, [(each.sampler, each.tokens, each.prompt) for each in wanted])
 
     def _pool(self, batch: Batch, hidden: Tensor) -> None:
         """Take in hidden states (tokens, width); report the vectors of prompts that end with ``batch``."""
@@ -254,24 +264,32 @@ class Driver:
         if following is not None and not any(self.samplers[each.sequence].looks_back for each in batch.spans):
             logits = self.runner.run_ahead(following, choices.tokens)
             if logits is not None:
-                self.unread = following, Choices(self.runner.device, logits, self._wanted(following))
-        self._complete(batch, choices.read())
+                self.unread = following, self._choices(logits, self._wanted(following))
+        self._complete(batch, [[choice] for choice in choices.read()])
         if self.unread is not None:
             self.scheduler.begin(self.unread[0])
 
-    def _wanted(self, batch: Batch) -> list[tuple[Sampler, list[int], int]]:
-        """Of the sequences of ``batch`` that want a token: see `choose_all`."""
+    def _wanted(self, batch: Batch) -> list[Wanted]:
+        """Of the sequences of ``batch`` that want tokens."""
         sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
         self._await_masks(sequences)
-        return [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
+        drafts = batch.drafts()
+        return [
+            Wanted(self.samplers[each.identity], each.tokens, each.prompt, drafts.get(each.identity, ()))
+            for each in sequences
+        ]
 
-    def _complete(self, batch: Batch, found: list[Choice]) -> None:
-        numbers = [span.sequence for span in batch.spans if span.sample]
-        choices = dict(zip(numbers, found, strict=True))
+    def _complete(self, batch: Batch, found: list[list[Choice]]) -> None:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
-        done = self.scheduler.complete(batch, [choice.token for choice in found])
-        if done:
-            new = (_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done)
+        tokens = [choice.token for made in found for choice in made]
+        done = self.scheduler.complete(batch, tokens, [len(made) for made in found])
+        ends = {sequence.identity: (sequence, reason) for sequence, _, reason in done}  # as of the last token of each
+        wanting = [span for span in batch.spans if span.sample]
+        new: list[NewToken] = []
+        for span, made in zip(wanting, found, strict=True):
+            if span.sequence in ends:
+                new += _new_tokens(*ends[span.sequence], made, span.drafted)
+        if new:
             self.control.send(Tokens(tuple(new)))
         self._time(batch)
 
@@ -283,6 +301,8 @@ class Driver:
             answers, tokens = 0, len(batch.tokens)
         if batch.spans:
             self.scheduler.pace.took(self.since - begin, answers, tokens)
+        if self.speculation is not None and not tokens:
+            self.speculation.cost.took(len(batch.tokens), self.since - begin)
 
     def _report_load(self) -> None:
         """Say how many sequences run and wait, when that has changed."""
@@ -295,6 +315,20 @@ class Driver:
             self.reported = load
 
 
-def _new_token(sequence: Sequence, choice: Choice, reason: FinishReason | None) -> NewToken:
-    cached = min(sequence.held.reused or 0, sequence.prompt) if sequence.generated == 1 else None
-    return NewToken(sequence.identity, choice.token, choice.logprob, choice.top, reason, cached)
+def _new_tokens(
+    sequence: Sequence, reason: FinishReason | None, made: list[Choice], drafted: int
+) -> Iterator[NewToken]:
+    """What is told of the tokens ``made`` in a step for which so many were guessed, all but the last one right."""
+    right, first = len(made) - 1, sequence.generated == len(made)
+    for place, choice in enumerate(made):
+        cached = min(sequence.held.reused or 0, sequence.prompt) if first and not place else None
+        yield NewToken(
+            sequence.identity,
+            choice.token,
+            choice.logprob,
+            choice.top,
+            reason if place == right else None,
+            cached,
+            guessed=place < right,
+            wrong=0 if place else drafted - right,
+        )

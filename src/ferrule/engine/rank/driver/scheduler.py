@@ -18,11 +18,13 @@ from msgspec import structs
 from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
+from ferrule.engine.rank.driver.guesses import lookup_of
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
 from ferrule.engine.rank.driver.spans import adapters_of, axes_of
+from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
@@ -36,6 +38,7 @@ class Scheduler:
     end_tokens: frozenset[int]
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(enabled=False))
     pace: Pace = field(default_factory=Pace)
+    speculation: Speculation | None = None
     shares: Shares = field(default_factory=Shares)
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
@@ -67,6 +70,7 @@ class Scheduler:
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
         sequence.embedded, sequence.scored, sequence.sights = embedded, scored, sights
         sequence.held = HeldBlocks(root_key(about, long=False))
+        sequence.guesses.lookup = lookup_of(prompt, params.predicted)
         self._lengthen(sequence)
         self._adapted |= adapter != 0
         self._seeing |= sights is not None
@@ -100,8 +104,8 @@ class Scheduler:
             beside = self.pace.beside(answers, len(prompts))
             room = room if beside is None else min(room, beside or FLOOR)
         for sequence in (*(each for each in self.running if each.step == 1), *prompts):
-            if sequence.step > 1 and spans and spans[-1].tokens == 1:
-                beside = self.pace.beside(len(tokens), len(prompts))
+            if sequence.step > 1 and spans and spans[-1].tokens - spans[-1].drafted == 1:
+                beside = self.pace.beside(len(spans), len(prompts))
                 room = room if beside is None else min(room, len(tokens) + beside)
             if len(spans) >= share or len(tokens) >= room:
                 break
@@ -133,10 +137,12 @@ class Scheduler:
             if sequence.sights is not None:
                 pictures += sequence.sights.pictures(len(spans), sequence.cached, last)
             blocks = tuple(block.number for block in sequence.held.blocks) if starts else ()
-            spans.append(Span(sequence.identity, sequence.cached, count, sample, known, scores, blocks))
-            scored -= count * scores
-            tokens += sequence.tokens[sequence.cached : last]
-            sequence.pending = count
+            drafts = self._drafts(sequence, min(room - len(tokens) - share, scored) // share, share)
+            new = [*sequence.tokens[sequence.cached : last], *drafts]
+            spans.append(Span(sequence.identity, sequence.cached, len(new), sample, known, scores, blocks, len(drafts)))
+            scored -= count * scores + len(drafts)
+            tokens += new
+            sequence.pending, sequence.rejected = len(new), 0
             self.shares.took(sequence.queue, count)
         if not spans:
             return None
@@ -176,6 +182,8 @@ class Scheduler:
             sequence = self.by_identity.get(span.sequence)
             if sequence is None or sequence.cancelled or not span.sample:
                 return None
+            if self.speculation is not None and self.speculation.active(sequence):
+                return None
             tokens, most = len(sequence.tokens) + 1, sequence.params.max_tokens
             lengthened = limits.short is not None and not sequence.long and tokens > limits.short
             if tokens >= limits.context or (most is not None and sequence.generated + 1 >= most) or lengthened:
@@ -195,22 +203,30 @@ class Scheduler:
                 sequence.pending = span.tokens
                 self.shares.took(sequence.queue, span.tokens)
 
-    def complete(self, batch: Batch, sampled: Tokens[int]) -> list[tuple[Sequence, int, FinishReason | None]]:
-        """Take in the tokens sampled for the spans of ``batch`` that wanted one.
+    def complete(
+        self, batch: Batch, sampled: Tokens[int], counts: Tokens[int] = ()
+    ) -> list[tuple[Sequence, int, FinishReason | None]]:
+        """Take in the tokens sampled for the spans of ``batch`` that wanted some. ``counts``: how many for each of
+        these, if not one: those that were guessed right, and one more.
 
-        Returns (sequence, token, why it ended or None) for each sequence that is still wanted.
+        Returns (sequence, token, why it ended or None) for each token of a sequence that is still wanted.
         """
         self._under_way.remove(len(batch.spans))
         results: list[tuple[Sequence, int, FinishReason | None]] = []
-        chosen = iter(sampled)
+        chosen, numbers = iter(sampled), iter(counts)
         for span in batch.spans:
-            token = next(chosen) if span.sample else None
+            made = [next(chosen) for _ in range(next(numbers, 1))] if span.sample else []
             sequence = self.by_identity.get(span.sequence)
             if sequence is None:  # it ended by the token before, which was read when this one was being computed
                 continue
             before = sequence.cached // BLOCK
-            sequence.cached += sequence.pending
+            right = max(0, len(made) - 1)
+            sequence.rejected = span.drafted - right
+            sequence.cached += sequence.pending - sequence.rejected
             sequence.pending = 0
+            if span.drafted and self.speculation is not None:
+                self.speculation.learn(sequence, span.drafted, right)
+            sequence.tokens += made[:right]
             full = sequence.cached // BLOCK
             # Where a block could not be kept that is tried again with the next one.
             if full > max(before, len(sequence.held.blocks)) and self.prefixes.enabled and sequence.shares:
@@ -218,10 +234,11 @@ class Scheduler:
                 sequence.held.keep(self.prefixes, sequence.identity, sequence.tokens, full, room)
             if sequence.cancelled or (sequence.embedded and not sequence.remaining):
                 self._remove(sequence)
-            elif token is not None:
-                sequence.tokens.append(token)
-                reason = self._finish(sequence, token)
-                results.append((sequence, token, reason))
+            elif made:
+                sequence.tokens.append(made[-1])
+                reason = self._finish(sequence, made[-1])
+                results += [(sequence, token, None) for token in made[:right]]
+                results.append((sequence, made[-1], reason))
                 if reason is not None:
                     self._remove(sequence)
         return results
@@ -257,10 +274,15 @@ class Scheduler:
             return "length"
         return "length" if len(sequence.tokens) >= self.limits.context else None
 
+    def _drafts(self, sequence: Sequence, most: int, answers: int) -> tuple[int, ...]:
+        """As of `Speculation`: none that others would have to make room for."""
+        found = () if self.speculation is None else self.speculation.drafts(sequence, most, answers)
+        return found if found and self._free(1 + len(found) - sequence.rejected) else ()
+
     def _used(self) -> int:
         """Tokens that the caches hold: of blocks that sequences share once."""
         shared = 0 if self.prefixes.copies else BLOCK
-        own = sum(each.cached + each.pending - shared * len(each.held.blocks) for each in self.running)
+        own = sum(each.cached + each.pending + each.rejected - shared * len(each.held.blocks) for each in self.running)
         return own + self.prefixes.tokens
 
     def _free(self, count: int) -> bool:
@@ -294,10 +316,10 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt sequences of later places until ``count`` more tokens fit. False where that cannot be done now."""
-        while not self._free(count):
+        while not self._free(count - sequence.rejected):
             later = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
             if not later:
-                return self._used() == sequence.cached  # alone: it may fill the cache to the last token
+                return self._used() - sequence.rejected == sequence.cached  # alone: it may fill the cache
             self._preempt(later[-1])
         return True
 
@@ -340,7 +362,7 @@ class Scheduler:
     def _restart(self, sequence: Sequence) -> None:
         """It is to be computed from its first token on, if it has not ended."""
         sequence.held.end(self.prefixes)
-        sequence.cached = 0
+        sequence.cached = sequence.rejected = 0
 
     def _seekers(self) -> Iterator[Sequence]:
         """Sequences that have not begun, and for which blocks were not looked for on disk."""

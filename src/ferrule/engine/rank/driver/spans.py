@@ -11,9 +11,9 @@ from ferrule.engine.rank.sequence import Sequence
 
 
 def load_of(batch: Batch) -> tuple[int, int]:
-    """Answers that get their next token by ``batch``, and its tokens of prompts."""
-    answers = sum(span.tokens == 1 for span in batch.spans)
-    return answers, len(batch.tokens) - answers
+    """Answers that get their next tokens by ``batch``, and its tokens of prompts."""
+    prompts = [span.tokens for span in batch.spans if span.tokens - span.drafted > 1]
+    return len(batch.spans) - len(prompts), sum(prompts)
 
 
 def adapters_of(sequences: Iterable[Sequence]) -> tuple[int, ...]:

@@ -78,6 +78,10 @@ class Sampler:
         """What the next token depends on beside the logits. Waits for the grammar; raises `GrammarError`."""
         return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.forbidden())
 
+    def give_back(self, tokens: int) -> None:
+        """The last ``tokens`` that it drew are none of its answer."""
+        self.drawn -= tokens
+
     def chance(self) -> float:
         """The random number of the next token, of [0, 1)."""
         self.drawn += 1

@@ -51,14 +51,15 @@ def scored(device: Device, logits: Tensor, sequence: Sequence) -> tuple[PromptTo
 def score_batch(
     device: Device, batch: Batch, logits: Tensor, sequences: Mapping[int, Sequence]
 ) -> tuple[list[Scores], Tensor]:
-    """Log-probabilities of prompts of which ``batch`` has a piece, and the ``logits`` of the sequences that want a
-    token."""
+    """Log-probabilities of prompts of which ``batch`` has a piece, and the ``logits`` of the sequences that want
+    tokens."""
     found: list[Scores] = []
-    kept, end = [], 0
+    kept: list[int] = []
+    end = 0
     for span in batch.spans:
         first, end = end, end + span.rows
         if span.sample:
-            kept.append(end - 1)
+            kept += range(end - 1 - span.drafted, end)
         sequence = sequences[span.sequence]
         count = min(sequence.prompt - 1, span.seen + span.tokens) - sequence.scored
         if span.scored and count > 0 and not sequence.cancelled:

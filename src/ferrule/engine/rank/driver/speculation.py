@@ -1,0 +1,119 @@
+"""Speculative decoding: tokens that are guessed, computed in one step with the last one, and kept where it chose them
+(Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", 2023).
+
+How many are worth their time is measured: of each sequence how often they come true, and of a step what a further token
+costs. Pure bookkeeping of the driver: no clocks, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ferrule.engine.rank.driver.guesses import TRIED
+from ferrule.engine.rank.sequence import Sequence
+
+_KEPT = 0.97
+"""By which what was measured of a step counts less with each one after it."""
+_ALIKE = 4.0
+"""Steps whose numbers of tokens have a smaller sum of squares differ too little."""
+_OUTLIER = 3.0
+"""Times the mean: a step that took longer was held up by something else."""
+_ASSUMED, _AS_SURE, _LEAST, _MOST = 0.03, 100.0, 0.002, 100.0
+"""Cost of a token as a part of a step of none: what is assumed of it, as if it had been measured of steps with such a
+sum of squares (as ridge regression has it), and the bounds of what is told."""
+
+
+@dataclass
+class StepCost:
+    """What a token more costs, by a line through the times of steps and their numbers of tokens (least squares, of
+    which older ones count less). ``relative``: as a part of a step of none; where steps are too much alike to tell,
+    what is assumed of it comes back. ``tokens``: of a step, on average."""
+
+    relative: float = _ASSUMED
+    tokens: float = 0.0
+    _weight: float = 0.0
+    _seconds: float = 0.0
+    _squares: float = 0.0
+    _products: float = 0.0
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A step of so many."""
+        if self._weight:
+            seconds = min(seconds, _OUTLIER * self._seconds)
+        before = self._weight * _KEPT
+        self._weight = before + 1
+        share = before / self._weight
+        more, longer = tokens - self.tokens, seconds - self._seconds
+        self.tokens += more / self._weight
+        self._seconds += longer / self._weight
+        self._squares = self._squares * _KEPT + share * more * more
+        self._products = self._products * _KEPT + share * more * longer
+        slope = (self._products + _AS_SURE * _ASSUMED * self._seconds) / (self._squares + _AS_SURE)
+        base = self._seconds - slope * self.tokens
+        self.relative = max(_LEAST, slope / max(base, slope / _MOST)) if slope > 0 else _LEAST
+
+    @property
+    def alike(self) -> bool:
+        """Whether steps had too much the same number of tokens to tell."""
+        return self._squares < _ALIKE
+
+    def price(self, answers: int) -> float:
+        """What a guess for each of so many ``answers`` lengthens their step by, as a part of one without: also the
+        least chance of coming true with which one is worth its time."""
+        return answers * self.relative / (1 + answers * self.relative)
+
+
+@dataclass
+class Speculation:
+    """Guesses for all sequences. ``most``: tokens of one in a step. ``ends``: tokens that are never guessed.
+    ``context``, ``short``: as of `Limits`. ``drafted`` tokens were computed, of which ``accepted`` came true."""
+
+    most: int
+    ends: Collection[int]
+    context: int
+    short: int | None = None
+    cost: StepCost = field(default_factory=StepCost)
+    drafted: int = 0
+    accepted: int = 0
+
+    def active(self, sequence: Sequence) -> bool:
+        """Whether tokens of it may be guessed now."""
+        return len(sequence.tokens) >= sequence.guesses.resumes
+
+    def drafts(self, sequence: Sequence, most: int, answers: int) -> tuple[int, ...]:
+        """Guesses, at most so many, for a step that brings the last token of ``sequence`` and those of so many
+        ``answers``: none that could be the last one of its answer, or makes it a long one."""
+        if sequence.remaining != 1 or sequence.embedded or not self.active(sequence):
+            return ()
+        most = min(most, self._before_end(sequence))
+        if most < 1:
+            return ()
+        count = sequence.guesses.worth(self.cost.price(answers), self.most)
+        if not count:
+            if sequence.guesses.steps >= TRIED:
+                sequence.guesses.stop(len(sequence.tokens))
+                return ()
+            count = 1
+        if self.cost.alike and self.cost.tokens >= answers * count:
+            count = -(-count // 2)  # so that steps differ
+        found = sequence.guesses.lookup.guess(sequence.tokens, min(count, most))
+        stops = sequence.params.stop_token_ids
+        end = next((place for place, token in enumerate(found) if token in self.ends or token in stops), len(found))
+        return found[:end]
+
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """The first ``accepted`` of so many guesses came true."""
+        sequence.guesses.learn(drafted, accepted)
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def _before_end(self, sequence: Sequence) -> int:
+        """How many tokens it can have before its last one, or before it is a long one."""
+        tokens, most = len(sequence.tokens), sequence.params.max_tokens
+        rooms = [self.context - tokens - 1]
+        if most is not None:
+            rooms.append(most - sequence.generated - 1)
+        if self.short is not None and not sequence.long:
+            rooms.append(self.short - tokens)
+        return min(rooms)

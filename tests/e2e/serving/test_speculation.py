@@ -1,0 +1,55 @@
+"""Speculation of real ranks: an answer goes on after a crash as it was, and what was guessed is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from ferrule.engine import Constraint, EngineOptions, LocalEngine, SamplingParams, Token, start
+
+TOKENS, KILLED_AT = 60, 20
+SCHEMA = {"type": "array", "items": {"enum": ["one", "two"]}, "minItems": 12, "maxItems": 12}
+TEXT = "for name in names:\n    print(name)\n" * 6
+
+
+async def asked(engine: LocalEngine, params: SamplingParams, *, kill: bool = False) -> list[Token]:
+    """``kill``: a rank dies meanwhile."""
+    found: list[Token] = []
+    async for token in engine.generate(engine.tokenizer.encode(TEXT), params):
+        found.append(token)
+        if kill and len(found) == KILLED_AT:
+            os.kill(engine.ranks[-1].pid, signal.SIGKILL)
+    return found
+
+
+def ids(tokens: list[Token]) -> list[int]:
+    return [token.id for token in tokens]
+
+
+@pytest.mark.slow
+def test_an_answer_goes_on_after_a_crash_and_guesses_are_told() -> None:
+    greedy = SamplingParams(TOKENS, 0.0, ignore_eos=True)
+    schema = SamplingParams(200, 0.0, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
+
+    async def body() -> None:
+        engine = await start(EngineOptions("demo", 2, dtype="float32", threads=1, self_test=False, speculate="ngram:6"))
+        try:
+            first = await asked(engine, greedy)
+            structured = await asked(engine, schema)
+            again = await asked(engine, greedy, kill=True)
+            use, recoveries = engine.health().speculation, engine.health().recoveries
+        finally:
+            await engine.close()
+        assert ids(again) == ids(first)
+        assert recoveries == 1
+        assert len(json.loads(engine.tokenizer.decode(ids(structured)))) == 12
+        told = [*first, *structured, *again]
+        assert use is not None
+        assert use.accepted == sum(token.guessed for token in told) > 0
+        assert use.drafted == use.accepted + sum(token.wrong for token in told)
+
+    asyncio.run(body())
