@@ -15,10 +15,11 @@ class Sequence:
 
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
     batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
-    computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
-    ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
-    have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt. ``held``:
-    its blocks in the prefix cache.
+    computed in steps of a `run`, as they were made, even if they are known already. ``long``: see `Limits.short`.
+    ``adapter``: as in `Batch`. ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how
+    many of the prompt's tokens have their log-probabilities, the first not counted, which has none. ``sights``: the
+    images of its prompt. ``held``: its blocks in the prefix cache. ``forced``: places of tokens that were not sampled,
+    as its grammar left no choice.
     """
 
     identity: int
@@ -36,11 +37,20 @@ class Sequence:
     pending: int = 0
     cancelled: bool = False
     held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
+    forced: set[int] = field(default_factory=set)
 
     @property
     def remaining(self) -> int:
-        """Tokens that are known but not yet computed: 1 while generating, more during the prompt."""
+        """Tokens that are known but not yet computed: `run` while generating, more during the prompt."""
         return len(self.tokens) - self.cached
+
+    @property
+    def run(self) -> int:
+        """Tokens that its answer brings at once: one, and those behind it that were forced."""
+        count = 1
+        while self.cached + count in self.forced:
+            count += 1
+        return count
 
     @property
     def step(self) -> int:
@@ -48,7 +58,7 @@ class Sequence:
         if not self.stepwise:
             return self.remaining
         whole = max(self.prompt, self.whole)
-        return whole - self.cached if self.cached < whole else 1
+        return whole - self.cached if self.cached < whole else self.run
 
     def left_after(self, count: int) -> int:
         """Tokens that are known and not computed once the ``count`` under way are."""

@@ -52,6 +52,9 @@ class Counting:
         self.batches.append(batch)
         return torch.zeros(sum(span.sample for span in batch.spans), 8)
 
+    def captured_room(self) -> int:
+        return 0
+
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:

@@ -99,8 +99,10 @@ def drive(
     *,
     stepwise: bool = False,
     ahead: bool = False,
+    forces: int = 0,
     prefixes: PrefixIndex | None = None,
 ) -> dict[int, list]:
+    """``forces``: after each third token so many are forced."""
     prefixes = prefixes or PrefixIndex()
     scheduler, caches = Scheduler(limits, frozenset({END}), prefixes), Caches(limits.short, copies=prefixes.copies)
     for identity, (prompt, params) in requests.items():
@@ -125,6 +127,11 @@ def drive(
             under_way.append((following, caches.run(replace(following, tokens=tuple(sampled)))))
         for sequence, token, reason in scheduler.complete(batch, sampled):
             answers[sequence.identity].append((token, reason))
+            if reason is None and token % 3 == 0 and following is None:
+                tokens = list(sequence.tokens)
+                for _ in range(forces):
+                    tokens.append(next_token(tokens))
+                answers[sequence.identity] += scheduler.force(sequence, tokens[len(sequence.tokens) :])
         if following is not None:
             scheduler.begin(following)
     assert not scheduler.by_identity, "requests were left over"
@@ -184,15 +191,23 @@ REQUEST = st.tuples(
     st.integers(0, 30),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 4),
     st.builds(PrefixIndex, enabled=st.booleans(), copies=st.booleans()),
 )
 def test_every_request_gets_what_it_would_get_alone(
-    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool, ahead: bool, prefixes: PrefixIndex
+    requests: list,
+    limits: Limits,
+    cancel: set[int],
+    known: int,
+    stepwise: bool,
+    ahead: bool,
+    forces: int,
+    prefixes: PrefixIndex,
 ) -> None:
     numbered = dict(enumerate(requests))
     whole = {identity: alone(prompt, params, limits.context) for identity, (prompt, params) in numbered.items()}
     made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
-    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, prefixes=prefixes)
+    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, forces=forces, prefixes=prefixes)
     for identity in numbered:
         expected = whole[identity][len(made[identity]) :]
         if identity in cancel:
@@ -230,14 +245,37 @@ def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -
 
 def test_an_answer_that_goes_on_is_computed_in_the_steps_in_which_it_was_made() -> None:
     scheduler = Scheduler(Limits(batch_tokens=4, cache_tokens=1000, sequences=4, context=500), frozenset())
-    scheduler.add(1, [1] * 6, SamplingParams(), [2, 3, 4], stepwise=True)
+    scheduler.add(1, [1] * 6, SamplingParams(), [2, 3, 4, 5], stepwise=True, forced={2})
     steps = []
-    for _ in range(6):
+    for _ in range(7):
         batch = scheduler.next_batch()
         assert batch is not None
         steps += [(span.seen, span.tokens, span.sample) for span in batch.spans]
-        scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
-    assert steps == [(0, 4, False), (4, 2, False), (6, 1, False), (7, 1, False), (8, 1, True), (9, 1, True)]
+        for sequence, _, _ in scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans)):
+            if len(sequence.tokens) == 12:
+                assert scheduler.force(sequence, [6, 7]) == [(6, None), (7, None)]
+    answer = [(6, 1, False), (7, 2, False), (9, 1, True), (10, 1, True), (11, 3, True)]
+    assert steps == [(0, 4, False), (4, 2, False), *answer]
+
+
+def test_forced_tokens_do_not_wait_behind_answers_as_prompts_do() -> None:
+    scheduler = Scheduler(Limits(512, 10_000, 80, 4096), frozenset({END}))
+    for number in range(40):
+        scheduler.add(number, [5], SamplingParams(max_tokens=50))
+    for _ in range(2):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        done = scheduler.complete(batch, [7] * 40)
+    for sequence, _, _ in done:
+        scheduler.force(sequence, [8, 9])
+    scheduler.add(40, [5] * 400, SamplingParams())
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [span.tokens for span in batch.spans] == [*[3] * 40, 32]
+    assert scheduler.following(batch) is None
+    (sequence, *_) = (sequence for sequence, _, _ in scheduler.complete(batch, [7] * 40))
+    assert scheduler.force(sequence, [8, END, 9]) == [(8, None), (END, "stop")], "it ends within them"
+    assert sequence.identity not in scheduler.by_identity
 
 
 def test_a_step_follows_before_its_tokens_are_known_where_nothing_else_can_come() -> None:

@@ -78,6 +78,7 @@ class Driver:
         self.prefixes = prefixes or PrefixIndex(enabled=False)
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens), self.prefixes)
         self.grammars = Grammars(vocabulary, options.end_tokens)
+        self.skips = not runner.captured_room()  # a captured step of one token is cheaper than any other
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
         self.incoming = incoming or Incoming(None)
@@ -145,7 +146,8 @@ class Driver:
                 self.incoming.take(order)
             elif isinstance(order, Add):
                 constraint = order.params.constraint
-                matcher = None if constraint is None else self.grammars.open(constraint, order.made)
+                skips = self.skips and order.params.logprobs is None
+                matcher = None if constraint is None else self.grammars.open(constraint, order.made, skips=skips)
                 self.opening[order.id] = order, matcher
             elif isinstance(order, Embed):
                 self.pools.begin(order.id, order.pooling)
@@ -185,6 +187,7 @@ class Driver:
             scored=order.scored,
             sights=self.incoming.sights(order),
             about=(self.adapters[adapter - 1].identity or str(adapter)) if adapter else "",
+            forced=() if matcher is None else matcher.forced,
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
@@ -197,7 +200,7 @@ class Driver:
             sampler = self.samplers[sequence.identity]
             try:
                 if sampler.matcher is not None and not sequence.cancelled:
-                    sampler.matcher.forbidden()
+                    sampler.matcher.bias()
             except GrammarError as error:
                 sampler.matcher = None
                 self._refuse(sequence.identity, error)
@@ -261,7 +264,10 @@ class Driver:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
         done = self.scheduler.complete(batch, [choice.token for choice in found])
         if done:
-            new = (_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done)
+            new = [_new_token(sequence, choices[sequence.identity], reason) for sequence, _, reason in done]
+            for sequence in (sequence for sequence, _, reason in done if reason is None):
+                forced = self.scheduler.force(sequence, self.samplers[sequence.identity].go_on())
+                new += (NewToken(sequence.identity, token, None, (), reason) for token, reason in forced)
             self.control.send(Tokens(tuple(new)))
 
     def _report_load(self) -> None:

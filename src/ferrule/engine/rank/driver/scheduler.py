@@ -8,7 +8,7 @@ the youngest sequence gives its room back and is computed again later from its t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -83,12 +83,14 @@ class Scheduler:
         scored: int = 0,
         sights: Sights | None = None,
         about: str = "",
+        forced: Collection[int] = (),
     ) -> None:
-        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`; ``about``: the identity of
-        its files. ``embedded``, ``scored``, ``sights``: as of `Sequence`."""
+        """``made``: tokens of its answer that are known already; ``forced``: the places of those that were not sampled.
+        ``adapter``: as in `Batch`; ``about``: the identity of its files. The others: as of `Sequence`."""
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
         sequence.embedded, sequence.scored, sequence.sights = embedded, scored, sights
         sequence.held = HeldBlocks(root_key(about, long=False))
+        sequence.forced.update(len(prompt) + place for place in forced)
         self._lengthen(sequence)
         self._adapted |= adapter != 0
         self._seeing |= sights is not None
@@ -113,13 +115,14 @@ class Scheduler:
         spans: list[Span] = []
         tokens: list[int] = []
         pictures: list[Picture] = []
+        answered = False  # whether the last span is of an answer
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
             room = min(room, self.limits.beside(answers))
-        for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
-            if sequence.step > 1 and spans and spans[-1].tokens == 1:
+        for sequence in sorted(self.running, key=lambda s: s.step > s.run):  # long prompts must not hold up answers
+            if sequence.step > sequence.run and answered:
                 room = min(room, len(tokens) + self.limits.beside(len(tokens)))
             if len(spans) >= share or len(tokens) >= room:
                 break
@@ -154,6 +157,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, sequence.cached, count, sample, known, scores, blocks))
             scored -= count * scores
             tokens += sequence.tokens[sequence.cached : last]
+            answered = sequence.step <= sequence.run
             sequence.pending = count
         if not spans:
             return None
@@ -223,6 +227,20 @@ class Scheduler:
                 results.append((sequence, token, reason))
                 if reason is not None:
                     self._remove(sequence)
+        return results
+
+    def force(self, sequence: Sequence, tokens: Tokens[int]) -> list[tuple[int, FinishReason | None]]:
+        """``tokens`` have to follow those of ``sequence``, which is not under way: they come into its next batch with
+        the last one. Returns them up to one that ends it, as `complete` does."""
+        results: list[tuple[int, FinishReason | None]] = []
+        for token in tokens:
+            sequence.forced.add(len(sequence.tokens))
+            sequence.tokens.append(token)
+            reason = self._finish(sequence, token)
+            results.append((token, reason))
+            if reason is not None:
+                self._remove(sequence)
+                break
         return results
 
     def idle_batch(self) -> Batch:
