@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from fake_engine import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError
+from ferrule.serve.answer.text import Detokenizer, Vocabulary
 from ferrule.serve.tools.families import NAMES, THINK, Dialect, dialect, family_of
+from ferrule.serve.tools.harmony import SPECIAL, TOKEN
 from ferrule.serve.tools.parts import Call, Reasoning, Text, Tools
 
 THOUGHT = THINK[:1]
@@ -153,7 +157,29 @@ GOOD = [
         text="so < it\n",
         reasoning="hm",
     ),
+    Said("harmony", f'{HARMONY_CALL}<|end|><|start|>assistant to=python<|message|>print("hi")', [FIND]),
+    Said("harmony", "<|channel|>commentary to=browser.open<|message|>{}<|end|><|message|>so", text="so"),
 ]
+SPELT_OUT = [
+    Said(
+        "harmony",
+        f"{TOKEN}<|channel|>analysis{TOKEN}<|message|>no <|call|>, <|channel|>final{TOKEN}<|end|>"
+        f"{TOKEN}<|start|>assistant to=functions.find{TOKEN}<|channel|>commentary"
+        f'{TOKEN}<|message|>{{"text": "<|end|>"}}{TOKEN}<|call|>',
+        [("find", {"text": "<|end|>"})],
+        reasoning="no <|call|>, <|channel|>final",
+    ),
+    Said("harmony", f"so: {TOKEN}<|end|><|message|>", text="so: <|message|>"),
+]
+"""Some marks are tokens, others text."""
+
+
+def as_tokens(said: Said) -> Said:
+    """``said`` where each mark is a token."""
+    return replace(said, output=re.sub("|".join(map(re.escape, SPECIAL)), lambda mark: TOKEN + mark[0], said.output))
+
+
+GOOD += [*(as_tokens(said) for said in GOOD if said.family == "harmony"), *SPELT_OUT]
 
 BROKEN = [
     ("hermes", '<tool_call>\n{"name": "find", "arguments": {"count": NaN}}\n</tool_call>'),
@@ -166,6 +192,8 @@ BROKEN = [
     ("dsml", f'<{BAR}DSML{BAR}invoke name="find">words</{BAR}DSML{BAR}invoke>'),
     ("deepseek", f"{DS_CALLS}{DS_BEGIN}find{DS_SEP}{{{DS_END}"),
     ("kimi", "<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{]<|tool_call_end|>"),
+    ("kimi", "<|tool_calls_section_begin|> words <|tool_calls_section_end|> b"),
+    ("kimi", "<|tool_calls_section_begin|> words"),
     ("mistral", "[TOOL_CALLS][1, 2] b"),
     ("mistral", "[TOOL_CALLS]find[ARGS]words"),
     ("mistral", "[TOOL_CALLS]"),
@@ -214,13 +242,29 @@ def test_what_is_no_call_is_text(family: str, output: str) -> None:
 def test_whatever_a_model_writes_its_parts_do_not_depend_on_the_cuts(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(NAMES))
     words = sorted({word for said in GOOD if said.family == family for word in (said.output, *said.output.split(">"))})
-    pieces = st.sampled_from([*words, *Dialect(family).special, "<", ">", "{", "]", '"', " ", "\n", "a", "</think>"])
+    marks = [mark for name, shown in Dialect(family).shown().items() for mark in {name, shown}]
+    pieces = st.sampled_from([*words, *sorted(marks), "<", ">", "{", "]", '"', " ", "\n", "a", "</think>"])
     output = "".join(data.draw(st.lists(pieces, max_size=6)))
     said = Said(family, output, ended=data.draw(st.booleans()), prompt=data.draw(st.sampled_from(["", "<think>"])))
     whole = read(said, [])
     assert read(said, list(range(1, len(output)))) == whole
     cuts = data.draw(st.lists(st.integers(0, len(output)), max_size=5))
     assert read(said, cuts) == whole
+
+
+def test_marks_of_harmony_that_are_spelt_out_are_told_from_tokens() -> None:
+    """By a tokenizer that has them; by another one each is a mark."""
+    speaks = Dialect("harmony")
+    pieces = ["<|channel|>", "analysis", "<|message|>", "end by <|ca", "ll|>", "<|end|>"]
+    for specials, thought in ((SPECIAL, "end by <|call|>"), ((), "end by ")):
+        tokenizer = byte_level(specials=specials)
+        detokenizer = Detokenizer(Vocabulary(tokenizer), shown=speaks.shown())
+        reader = speaks.reader("", TOOLS)
+        tokens = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
+        parts = [part for token in tokens for part in reader.push(detokenizer.push(token))]
+        parts += reader.finish(ended=True)
+        assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == thought
+        assert specials == () or all(isinstance(part, Reasoning) for part in parts)
 
 
 def test_a_call_that_is_cut_off_is_dropped_and_the_one_before_it_kept() -> None:

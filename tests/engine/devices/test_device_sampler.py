@@ -90,14 +90,14 @@ def test_what_cannot_come_does_not_and_the_first_of_equal_ones_is_the_likeliest(
 
 
 def test_on_the_device_as_in_host_memory_a_grammar_forbids_tokens_of_its_own_sequence_only() -> None:
-    forbidden = torch.ones(3000, dtype=torch.bool)
-    forbidden[[7, 8, 2999]] = False
+    bias = torch.full((3000,), -torch.inf)
+    bias[[7, 8, 2999]] = 0
 
     class Fixed:
         taken: list[int]
 
-        def forbidden(self) -> torch.Tensor:
-            return forbidden
+        def bias(self) -> torch.Tensor:
+            return bias
 
         def took(self, token: int) -> None:
             self.taken.append(token)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from ferrule.engine.grammar import GrammarError
+from ferrule.engine.grammar import GrammarError, any_of
+from ferrule.engine.rank.sampling import constrained
 from ferrule.engine.rank.sampling.constrained import Grammars
 from ferrule.engine.rank.sampling.sampler import Sampler
 from ferrule.engine.source import demo_path
@@ -17,6 +18,27 @@ from ferrule.engine.types import Constraint, SamplingParams
 
 VOCABULARY, END = 3072, 0
 CONSTRAINT = Constraint("regex", "[a-f]{12}")
+FIXED = (
+    Constraint(
+        "json_schema",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {
+                    "severity": {"enum": ["warning", "warnings", "information"]},
+                    "naïve": {"type": "array", "items": {"const": "a b"}, "minItems": 2, "maxItems": 3},
+                    "where": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+                },
+                "required": ["severity", "naïve", "where"],
+                "additionalProperties": False,
+            }
+        ),
+    ),
+    Constraint("regex", "(import [a-c]+ as [a-c]\\n){2}"),
+    any_of(["a network link", "a network host"]),
+    Constraint("lark", 'start: text <[7]> "the answer is: " /[ab]/\ntext[max_tokens=3]: /(?s:.*)/'),
+)
+"""Texts with parts that have no alternative."""
 TOKENIZER = Path(demo_path()) / "tokenizer.json"
 
 
@@ -31,16 +53,27 @@ def logits_of(step: int) -> torch.Tensor:
     return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(step)) * 3
 
 
-def answer(grammars: Grammars, params: SamplingParams, made: tuple[int, ...] = ()) -> list[int]:
-    matcher = grammars.open(CONSTRAINT, made)
+def answer(
+    grammars: Grammars,
+    params: SamplingParams,
+    made: tuple[int, ...] = (),
+    constraint: Constraint = CONSTRAINT,
+    *,
+    skips: bool = False,
+) -> tuple[list[int], set[int]]:
+    """Its tokens, and the places of those that were not sampled."""
+    matcher = grammars.open(constraint, made, skips=skips)
     matcher.begin()
-    sampler, tokens = Sampler(params, len(made), matcher), list(made)
+    sampler, tokens, forced = Sampler(params, len(made), matcher), list(made), set(matcher.forced)
     while not tokens or tokens[-1] != END:
         choice = sampler.choose(logits_of(len(tokens)), tokens, 0)
         assert choice.logprob is None or choice.logprob <= 0
         tokens.append(choice.token)
-        assert len(tokens) <= 13
-    return tokens
+        for token in sampler.go_on() if choice.token != END else ():
+            forced.add(len(tokens))
+            tokens.append(token)
+        assert len(tokens) <= 100
+    return tokens, forced
 
 
 @pytest.mark.parametrize(
@@ -55,24 +88,41 @@ def answer(grammars: Grammars, params: SamplingParams, made: tuple[int, ...] = (
     ],
 )
 def test_answers_follow_the_grammar_and_go_on_where_they_were(grammars: Grammars, params: SamplingParams) -> None:
-    tokens = answer(grammars, params)
+    tokens, _ = answer(grammars, params)
     text = Tokenizer.from_file(str(TOKENIZER)).decode(tokens[:-1])
     assert len(text) == 12
     assert set(text) <= set("abcdef")
     for place in (1, len(tokens) // 2, len(tokens) - 1):
-        assert answer(grammars, params, tuple(tokens[:place])) == tokens
+        assert answer(grammars, params, tuple(tokens[:place])) == (tokens, set())
+
+
+@pytest.mark.parametrize("handover", [constrained.HANDOVER, 0.0])
+def test_tokens_without_alternative_are_those_that_would_be_sampled(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, handover: float
+) -> None:
+    """In whatever state the matcher is, also where an answer goes on, and where another thread computes the masks."""
+    monkeypatch.setattr(constrained, "HANDOVER", handover)
+    for number, constraint in enumerate(FIXED):
+        params = SamplingParams(seed=number, temperature=1.5, presence_penalty=1.0, logit_bias={END: 50.0, 300: 50.0})
+        expected, sampled = answer(grammars, params, constraint=constraint)
+        tokens, forced = answer(grammars, params, constraint=constraint, skips=True)
+        assert (tokens, sampled) == (expected, set())
+        assert forced
+        for place in range(1, len(tokens)):
+            if place not in forced:  # ranks are told of a run as a whole
+                assert answer(grammars, params, tuple(tokens[:place]), constraint, skips=True) == (tokens, forced)
 
 
 def test_logprobs_are_those_of_what_the_grammar_allows(grammars: Grammars) -> None:
     matcher = grammars.open(Constraint("regex", "[ab]"), ())
     matcher.begin()
-    allowed = (~matcher.forbidden()).nonzero().flatten().tolist()
+    allowed = (matcher.bias() == 0).nonzero().flatten().tolist()
     choice = Sampler(SamplingParams(temperature=0.0, logprobs=2), 0, matcher).choose(logits_of(1), (), 0)
     expected = logits_of(1)[allowed].log_softmax(-1)
     assert choice.token in allowed
     assert choice.logprob == pytest.approx(float(expected.max()), abs=1e-6)
     assert sorted(token for token, _ in choice.top) == sorted(allowed)
-    assert END in torch.nonzero(~matcher.forbidden()).flatten().tolist()
+    assert END in torch.nonzero(matcher.bias() == 0).flatten().tolist()
 
 
 def test_a_grammar_that_cannot_be_compiled_says_so_before_the_answer_begins(grammars: Grammars) -> None:
@@ -85,9 +135,11 @@ def test_a_grammar_that_cannot_be_compiled_says_so_before_the_answer_begins(gram
 def test_a_token_that_the_grammar_does_not_allow_ends_the_answer(grammars: Grammars) -> None:
     matcher = grammars.open(CONSTRAINT, ())
     matcher.begin()
+    assert matcher.bias()[END] == -torch.inf
     matcher.took(END)
+    assert matcher.go_on() == []
     with pytest.raises(GrammarError, match="grammar"):
-        matcher.forbidden()
+        matcher.bias()
 
 
 def test_a_bound_on_reasoning_goes_on_where_it_was(grammars: Grammars) -> None:
@@ -98,8 +150,8 @@ def test_a_bound_on_reasoning_goes_on_where_it_was(grammars: Grammars) -> None:
         matcher = grammars.open(constraint, made[:cut])
         matcher.begin()
         for place in range(cut, bound + 1):
-            allowed = (~matcher.forbidden()).nonzero().flatten().tolist()
+            allowed = (matcher.bias() == 0).nonzero().flatten().tolist()
             assert close in allowed
             assert (len(allowed) == 1) == (place == bound)
             matcher.took((*made, close)[place])
-        assert len((~matcher.forbidden()).nonzero()) == 2
+        assert len((matcher.bias() == 0).nonzero()) == 2

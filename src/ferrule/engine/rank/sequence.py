@@ -17,11 +17,12 @@ class Sequence:
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
     batch that is under way, guesses included. ``rejected``: of guesses that were wrong, which have room in the cache
     until its next batch. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
-    computed one at a time even if they are known already. ``long``: see `Limits.short`. ``adapter``: as in `Batch`.
-    ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how many of the prompt's tokens
-    have their log-probabilities, the first not counted, which has none. ``sights``: the images of its prompt. ``held``:
-    its blocks in the prefix cache. ``overtaken``: tokens of later prompts that were computed while its own waited.
-    ``preempted``: it has run before, and waits to go on. ``guesses``: what may follow.
+    computed in steps of a `run`, as they were made, even if they are known already. ``long``: see `Limits.short`.
+    ``adapter``: as in `Batch`. ``embedded``: it ends with its prompt, whose hidden states are wanted. ``scored``: how
+    many of the prompt's tokens have their log-probabilities, the first not counted, which has none. ``sights``: the
+    images of its prompt. ``held``: its blocks in the prefix cache. ``overtaken``: tokens of later prompts that were
+    computed while its own waited. ``preempted``: it has run before, and waits to go on. ``guesses``: what may follow.
+    ``forced``: places of tokens that were not sampled, as its grammar left no choice.
     """
 
     identity: int
@@ -43,6 +44,7 @@ class Sequence:
     preempted: bool = False
     held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
     guesses: Guesses = field(default_factory=Guesses)
+    forced: set[int] = field(default_factory=set)
 
     @property
     def priority(self) -> int:
@@ -59,8 +61,16 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that are known but not yet computed: 1 while generating, more during the prompt."""
+        """Tokens that are known but not yet computed: `run` while generating, more during the prompt."""
         return len(self.tokens) - self.cached
+
+    @property
+    def run(self) -> int:
+        """Tokens that its answer brings at once: one, and those behind it that were forced."""
+        count = 1
+        while self.cached + count in self.forced:
+            count += 1
+        return count
 
     @property
     def step(self) -> int:
@@ -68,7 +78,7 @@ class Sequence:
         if not self.stepwise:
             return self.remaining
         whole = max(self.prompt, self.whole)
-        return whole - self.cached if self.cached < whole else 1
+        return whole - self.cached if self.cached < whole else self.run
 
     def left_after(self, count: int) -> int:
         """Tokens that are known and not computed once the ``count`` under way are."""

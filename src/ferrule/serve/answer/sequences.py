@@ -111,7 +111,7 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
         yield Piece(job.index, "", (), 0, "length")
         return
     context = job.prompt if job.continues else ()
-    shown = job.chat.dialect.special if job.chat is not None else frozenset[str]()
+    shown = job.chat.dialect.shown(own=job.chat.own) if job.chat is not None else {}
     transcript = Transcript(vocabulary, job.stops, index=job.index, context=context, shown=shown)
     reading = Reading(job.chat) if job.chat is not None else None
     finished = False

@@ -6,8 +6,10 @@ holds text back as long as that ends in broken bytes, however long, and cannot g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from ferrule.engine import Tokenizer
 
@@ -19,6 +21,9 @@ HOLD_TOKENS = 64
 
 CONTEXT_TOKENS = 6
 """Prompt tokens with which the first generated token is decoded, so that it keeps its leading space."""
+
+NONE_SHOWN: Final[Mapping[str, str]] = MappingProxyType({})
+"""Of `Detokenizer`: no special token has a text."""
 
 
 class Vocabulary:
@@ -66,12 +71,12 @@ class Detokenizer:
     A token alone has no text: it may be part of a character, and sentencepiece drops the leading space of whatever
     comes first. So a window of the last tokens is decoded with and without the new ones, and the difference is the
     new text; while the window ends in an incomplete character nothing is released. ``context``: tokens that came
-    before, which are not repeated in the text. ``shown``: special tokens that are written by their name; others have
-    no text.
+    before, which are not repeated in the text. ``shown``: how special tokens are written, by their name; others have no
+    text.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, context: Sequence[int] = (), *, shown: Collection[str] = frozenset()
+        self, vocabulary: Vocabulary, context: Sequence[int] = (), *, shown: Mapping[str, str] = NONE_SHOWN
     ) -> None:
         self._vocabulary = vocabulary
         self._shown = shown
@@ -83,8 +88,8 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that is certain after ``token``; often empty."""
         if self._vocabulary.is_special(token):
-            name = self._vocabulary.name_of(token)
-            return self.flush() + name if name in self._shown else ""
+            shown = self._shown.get(self._vocabulary.name_of(token))
+            return "" if shown is None else self.flush() + shown
         self._window.append(token)
         text = self._decode(self._window)
         held = len(self._window) - self._known

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrule.engine import FinishReason, PromptToken, Token
-from ferrule.serve.answer.text import Detokenizer, StopScanner, Vocabulary
+from ferrule.serve.answer.text import NONE_SHOWN, Detokenizer, StopScanner, Vocabulary
 from ferrule.serve.tools.parts import Part
 
 
@@ -62,7 +62,7 @@ class Transcript:
         *,
         index: int = 0,
         context: Sequence[int] = (),
-        shown: Collection[str] = frozenset(),
+        shown: Mapping[str, str] = NONE_SHOWN,
     ) -> None:
         self._index = index
         self._text_of = vocabulary.text_of

@@ -19,8 +19,8 @@ THINK = (("<think>", "</think>"),)
 class Delimited:
     """Calls between one of ``opens`` and ``closes``. ``section``: markers around all calls, its beginnings and its
     ends. ``body``: the call that a text between the markers says; it raises `MalformedError`. ``quoted``: the body has
-    strings of JSON, in which a closing marker does not close. ``lenient``: ``body``
-    for values without an end."""
+    strings of JSON, in which a closing marker does not close. ``lenient``: ``body`` for values without an end.
+    ``noise``: what a section has before its first call says nothing."""
 
     opens: tuple[str, ...]
     closes: str
@@ -28,6 +28,7 @@ class Delimited:
     section: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     quoted: bool = False
     lenient: Callable[[str, Tools], Call] | None = None
+    noise: bool = False
     special: tuple[str, ...] = ()
     think: tuple[tuple[str, str], ...] = THINK
     markers: Markers = field(init=False)
@@ -46,6 +47,12 @@ class Delimited:
             if text.startswith(begin):
                 at = len(text) - len(text[len(begin) :].lstrip())
                 break
+        if at and self.noise:
+            marks = [found for each in (*self.opens, *ends) if (found := text.find(each, at)) >= 0]
+            if not marks and not ended:
+                return None
+            if marks and not text.startswith(ends, min(marks)):
+                at = min(marks)
         opening = next((each for each in self.opens if text.startswith(each, at)), None)
         if opening is None:
             rest = text[at:]
@@ -291,6 +298,7 @@ KIMI = Delimited(
     _kimi,
     section=((_KIMI[0],), (_KIMI[1],)),
     quoted=True,
+    noise=True,
     special=(*_KIMI, _KIMI_ARGUMENTS),
 )
 """Kimi K2: ``functions.NAME:INDEX``, which is the call's id, and JSON, between special tokens."""

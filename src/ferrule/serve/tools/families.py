@@ -88,6 +88,11 @@ class Dialect:
             seen |= set(FORMATS[self.family].special)
         return frozenset(seen)
 
+    def shown(self, *, own: bool = False) -> Mapping[str, str]:
+        """How the special tokens are written that the reader must see, by their name. ``own``: as of `reader`."""
+        marked = harmony.SPECIAL if self.family == HARMONY and (self.declared is None or own) else ()
+        return {name: f"{harmony.TOKEN}{name}" if name in marked else name for name in self.special}
+
     def new_id(self) -> str:
         """An id for a call. Mistral's templates refuse others than nine letters and digits."""
         return uuid4().hex[:9] if self.family == "mistral" else f"call_{uuid4().hex[:24]}"
@@ -99,7 +104,7 @@ class Dialect:
         if self.declared is not None and not own:
             return self.declared.reader(prompt_end, tools)
         if self.family == HARMONY:
-            return harmony.Harmony(calls=tools is not None, pieces=pieces)
+            return harmony.Harmony(tools, pieces=pieces)
         if self.family is None and not self.think:
             return Plain()
         form = None if self.family is None or tools is None else FORMATS[self.family]

@@ -34,18 +34,18 @@ LAST = 6
 
 
 class TooComplex:
-    """`Matcher._advance` that fails after some tokens."""
+    """`Matcher._compute` that fails after some tokens."""
 
     after = 5
 
     def __init__(self, matcher: Matcher) -> None:
-        self.tokens, self.advance = 0, matcher._advance
+        self.masks, self.compute = 0, matcher._compute
 
-    def __call__(self, token: int) -> torch.Tensor:
-        self.tokens += 1
-        if self.tokens == self.after:
+    def __call__(self) -> torch.Tensor:
+        self.masks += 1
+        if self.masks > self.after:
             raise GrammarError("too complex")
-        return self.advance(token)
+        return self.compute()
 
 
 class RandomLogits:
@@ -56,6 +56,9 @@ class RandomLogits:
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> torch.Tensor:
         return torch.randn(len(batch.logit_rows()), VOCABULARY)
+
+    def captured_room(self) -> int:
+        return 0
 
 
 class Remembering(RandomLogits):
@@ -140,10 +143,10 @@ def test_a_sequence_whose_grammar_fails_ends_alone() -> None:
         driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(512, 8, 0.0, ridge=16), VOCABULARY)
         opened = driver.grammars.open
 
-        def open_failing(constraint: Constraint, made: tuple[int, ...]) -> Matcher:
-            matcher = opened(constraint, made)
+        def open_failing(constraint: Constraint, made: tuple[int, ...], *, skips: bool) -> Matcher:
+            matcher = opened(constraint, made, skips=skips)
             if constraint == broken:
-                matcher._advance = TooComplex(matcher)  # type: ignore[method-assign]
+                matcher._compute = TooComplex(matcher)  # type: ignore[method-assign]
             return matcher
 
         driver.grammars.open = open_failing  # type: ignore[method-assign,assignment]

@@ -29,7 +29,9 @@ def test_logits_of_devices_that_lost_a_peer_are_not_used() -> None:
     runner: Any = SimpleNamespace(
         run=lambda batch, features: torch.empty(0, 3), device=open_device("cpu", 1), world=world
     )
-    scheduler: Any = SimpleNamespace(by_identity={}, complete=lambda *given: completed.append(given) or [])
+    scheduler: Any = SimpleNamespace(
+        by_identity={}, complete=lambda *given: completed.append(given) or [], load_of=lambda batch: (0, 0)
+    )
     driver.runner, driver.scheduler, driver.samplers, driver.since = runner, scheduler, {}, 0.0
     driver.speculation = None
     with pytest.raises(FabricError, match="rank 1 is lost"):
@@ -52,6 +54,9 @@ class Counting:
         assert not features
         self.batches.append(batch)
         return torch.zeros(sum(span.sample for span in batch.spans), 8)
+
+    def captured_room(self) -> int:
+        return 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -16,7 +16,7 @@ from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.turn import Turn
-from ferrule.engine.types import SamplingParams
+from ferrule.engine.types import FinishReason, SamplingParams
 
 END = 0
 ADAPTERS = 3
@@ -128,9 +128,11 @@ def drive(
     *,
     stepwise: bool = False,
     ahead: bool = False,
+    forces: int = 0,
     prefixes: PrefixIndex | None = None,
     speculation: Speculation | None = None,
 ) -> dict[int, list]:
+    """``forces``: after each third token so many are forced."""
     prefixes = prefixes or PrefixIndex()
     scheduler = Scheduler(limits, frozenset({END}), prefixes, speculation=speculation)
     caches = Caches(limits.short, copies=prefixes.copies)
@@ -154,8 +156,16 @@ def drive(
         following = scheduler.following(batch) if ahead and limits.batches == 1 else None
         if following is not None:  # with the tokens as the device has them
             under_way.append((following, caches.run(replace(following, tokens=tuple(sampled[0])))))
+        last: dict[int, tuple[Sequence, int, FinishReason | None]] = {}
         for sequence, token, reason in scheduler.complete(batch, *sampled):
             answers[sequence.identity].append((token, reason))
+            last[sequence.identity] = sequence, token, reason
+        for sequence, token, reason in last.values():
+            if reason is None and token % 3 == 0 and following is None:
+                tokens = list(sequence.tokens)
+                for _ in range(forces):
+                    tokens.append(next_token(tokens))
+                answers[sequence.identity] += scheduler.force(sequence, tokens[len(sequence.tokens) :])
         if following is not None:
             scheduler.begin(following)
     assert not scheduler.by_identity, "requests were left over"
@@ -216,6 +226,7 @@ REQUEST = st.tuples(
     st.integers(0, 30),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 4),
     st.builds(PrefixIndex, enabled=st.booleans(), copies=st.booleans()),
     st.integers(0, 6),
 )
@@ -226,6 +237,7 @@ def test_every_request_gets_what_it_would_get_alone(
     known: int,
     stepwise: bool,
     ahead: bool,
+    forces: int,
     prefixes: PrefixIndex,
     guessed: int,
 ) -> None:
@@ -234,7 +246,7 @@ def test_every_request_gets_what_it_would_get_alone(
     made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
     speculation = Guessing(guessed, {END}, limits.context, limits.short) if guessed else None
     given = {"prefixes": prefixes, "speculation": speculation}
-    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, **given)
+    answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, forces=forces, **given)
     for identity in numbered:
         expected = whole[identity][len(made[identity]) :]
         if identity in cancel:
@@ -272,14 +284,37 @@ def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -
 
 def test_an_answer_that_goes_on_is_computed_in_the_steps_in_which_it_was_made() -> None:
     scheduler = Scheduler(Limits(batch_tokens=4, cache_tokens=1000, sequences=4, context=500), frozenset())
-    scheduler.add(1, [1] * 6, SamplingParams(), [2, 3, 4], stepwise=True)
+    scheduler.add(1, [1] * 6, SamplingParams(), [2, 3, 4, 5], stepwise=True, forced={2})
     steps = []
-    for _ in range(6):
+    for _ in range(7):
         batch = scheduler.next_batch()
         assert batch is not None
         steps += [(span.seen, span.tokens, span.sample) for span in batch.spans]
-        scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
-    assert steps == [(0, 4, False), (4, 2, False), (6, 1, False), (7, 1, False), (8, 1, True), (9, 1, True)]
+        for sequence, _, _ in scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans)):
+            if len(sequence.tokens) == 12:
+                assert scheduler.force(sequence, [6, 7]) == [(6, None), (7, None)]
+    answer = [(6, 1, False), (7, 2, False), (9, 1, True), (10, 1, True), (11, 3, True)]
+    assert steps == [(0, 4, False), (4, 2, False), *answer]
+
+
+def test_forced_tokens_do_not_wait_behind_answers_as_prompts_do() -> None:
+    scheduler = Scheduler(Limits(512, 10_000, 80, 4096), frozenset({END}))
+    for number in range(40):
+        scheduler.add(number, [5], SamplingParams(max_tokens=50))
+    for _ in range(2):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        done = scheduler.complete(batch, [7] * 40)
+    for sequence, _, _ in done:
+        scheduler.force(sequence, [8, 9])
+    scheduler.add(40, [5] * 400, SamplingParams())
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [span.tokens for span in batch.spans] == [*[3] * 40, FLOOR]
+    assert scheduler.following(batch) is None
+    (sequence, *_) = (sequence for sequence, _, _ in scheduler.complete(batch, [7] * 40))
+    assert scheduler.force(sequence, [8, END, 9]) == [(8, None), (END, "stop")], "it ends within them"
+    assert sequence.identity not in scheduler.by_identity
 
 
 def test_a_step_follows_before_its_tokens_are_known_where_nothing_else_can_come() -> None:

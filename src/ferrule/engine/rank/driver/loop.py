@@ -31,7 +31,6 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
-from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
@@ -88,6 +87,7 @@ class Driver:
         self.speculation = Speculation(options.speculate, ends, limits.context, short_context) if guesses else None
         self.scheduler = Scheduler(limits, ends, self.prefixes, pace, speculation=self.speculation)
         self.grammars = Grammars(vocabulary, options.end_tokens)
+        self.skips = not runner.captured_room()  # a captured step of one token is cheaper than any other
         self.opening: dict[int, tuple[Add, Matcher | None]] = {}  # until their grammars are compiled
         self.samplers: dict[int, Sampler] = {}
         self.incoming = incoming or Incoming(None)
@@ -160,7 +160,8 @@ class Driver:
                 self.incoming.take(order)
             elif isinstance(order, Add):
                 constraint = order.params.constraint
-                matcher = None if constraint is None else self.grammars.open(constraint, order.made)
+                skips = self.skips and order.params.logprobs is None
+                matcher = None if constraint is None else self.grammars.open(constraint, order.made, skips=skips)
                 self.opening[order.id] = order, matcher
             elif isinstance(order, Embed):
                 self.pools.begin(order.id, order.pooling)
@@ -200,6 +201,7 @@ class Driver:
             scored=order.scored,
             sights=self.incoming.sights(order),
             about=(self.adapters[adapter - 1].identity or str(adapter)) if adapter else "",
+            forced=() if matcher is None else matcher.forced,
         )
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
@@ -212,7 +214,7 @@ class Driver:
             sampler = self.samplers[sequence.identity]
             try:
                 if sampler.matcher is not None and not sequence.cancelled:
-                    sampler.matcher.forbidden()
+                    sampler.matcher.bias()
             except GrammarError as error:
                 sampler.matcher = None
                 self._refuse(sequence.identity, error)
@@ -245,7 +247,7 @@ class Driver:
         self.scheduler.complete(batch, [])
         for span in ended:
             self.control.send(Embedded(span.sequence, pooled[span.sequence].tobytes()))
-        self._time(batch)
+        self._time(batch, 0, len(batch.tokens))
 
     def _score(self, batch: Batch, logits: Tensor) -> Tensor:
         """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
@@ -281,24 +283,28 @@ class Driver:
 
     def _complete(self, batch: Batch, found: list[list[Choice]]) -> None:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
+        load = self.scheduler.load_of(batch)
         tokens = [choice.token for made in found for choice in made]
         done = self.scheduler.complete(batch, tokens, [len(made) for made in found])
         ends = {sequence.identity: (sequence, reason) for sequence, _, reason in done}  # as of the last token of each
         wanting = [span for span in batch.spans if span.sample]
         new: list[NewToken] = []
         for span, made in zip(wanting, found, strict=True):
-            if span.sequence in ends:
-                new += _new_tokens(*ends[span.sequence], made, span.drafted)
+            if span.sequence not in ends:
+                continue
+            sequence, reason = ends[span.sequence]
+            new += _new_tokens(sequence, reason, made, span.drafted)
+            if reason is None:
+                forced = self.scheduler.force(sequence, self.samplers[sequence.identity].go_on())
+                new += (NewToken(sequence.identity, token, None, (), reason) for token, reason in forced)
         if new:
             self.control.send(Tokens(tuple(new)))
-        self._time(batch)
+        self._time(batch, *load)
 
-    def _time(self, batch: Batch) -> None:
-        """``batch`` has come back: what it took is the time since the one before, as clients see it."""
+    def _time(self, batch: Batch, answers: int, tokens: int) -> None:
+        """``batch`` has come back, with so many ``answers``, and ``tokens`` of prompts: what it took is the time since
+        the one before, as clients see it."""
         begin, self.since = self.since, time.perf_counter()
-        answers, tokens = load_of(batch)
-        if batch.kind is Kind.EMBED:  # as many tokens of texts as of prompts
-            answers, tokens = 0, len(batch.tokens)
         if batch.spans:
             self.scheduler.pace.took(self.since - begin, answers, tokens)
         if self.speculation is not None and not tokens:

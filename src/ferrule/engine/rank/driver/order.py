@@ -15,9 +15,9 @@ from ferrule.engine.rank.driver.shares import Shares
 
 
 def prompts_in_order(running: Iterable[sequence.Sequence], shares: Shares) -> list[sequence.Sequence]:
-    """Those of ``running``, in the order of their places, that bring more than a token."""
+    """Those of ``running``, in the order of their places, that bring more than an answer does."""
     return sorted(
-        (each for each in running if each.step > 1),
+        (each for each in running if each.step > each.run),
         key=lambda each: (each.priority, shares.of(each.queue), each.remaining - each.overtaken),
     )
 

@@ -9,7 +9,7 @@ computed again later from its tokens.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
-from ferrule.engine.rank.driver.spans import adapters_of, axes_of
+from ferrule.engine.rank.driver.spans import adapters_of, axes_of, load_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
@@ -64,13 +64,15 @@ class Scheduler:
         scored: int = 0,
         sights: Sights | None = None,
         about: str = "",
+        forced: Collection[int] = (),
     ) -> None:
-        """``made``: tokens of its answer that are known already. ``adapter``: as in `Batch`; ``about``: the identity of
-        its files. ``embedded``, ``scored``, ``sights``: as of `Sequence`."""
+        """``made``: tokens of its answer that are known already; ``forced``: the places of those that were not sampled.
+        ``adapter``: as in `Batch`; ``about``: the identity of its files. The others: as of `Sequence`."""
         sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise, adapter)
         sequence.embedded, sequence.scored, sequence.sights = embedded, scored, sights
         sequence.held = HeldBlocks(root_key(about, long=False))
         sequence.guesses.lookup = lookup_of(prompt, params.predicted)
+        sequence.forced.update(len(prompt) + place for place in forced)
         self._lengthen(sequence)
         self._adapted |= adapter != 0
         self._seeing |= sights is not None
@@ -96,6 +98,7 @@ class Scheduler:
         spans: list[Span] = []
         tokens: list[int] = []
         pictures: list[Picture] = []
+        answered = False  # whether the last span is of an answer
         share = self._share()
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
@@ -103,8 +106,8 @@ class Scheduler:
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
             beside = self.pace.beside(answers, len(prompts))
             room = room if beside is None else min(room, beside or FLOOR)
-        for sequence in (*(each for each in self.running if each.step == 1), *prompts):
-            if sequence.step > 1 and spans and spans[-1].tokens - spans[-1].drafted == 1:
+        for sequence in (*(each for each in self.running if each.step <= each.run), *prompts):
+            if sequence.step > sequence.run and answered:
                 beside = self.pace.beside(len(spans), len(prompts))
                 room = room if beside is None else min(room, len(tokens) + beside)
             if len(spans) >= share or len(tokens) >= room:
@@ -142,6 +145,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, sequence.cached, len(new), sample, known, scores, blocks, len(drafts)))
             scored -= count * scores + len(drafts)
             tokens += new
+            answered = sequence.step <= sequence.run
             sequence.pending, sequence.rejected = len(new), 0
             self.shares.took(sequence.queue, count)
         if not spans:
@@ -203,6 +207,10 @@ class Scheduler:
                 sequence.pending = span.tokens
                 self.shares.took(sequence.queue, span.tokens)
 
+    def load_of(self, batch: Batch) -> tuple[int, int]:
+        """As `spans.load_of`, before it is complete."""
+        return load_of(batch, self.by_identity)
+
     def complete(
         self, batch: Batch, sampled: Tokens[int], counts: Tokens[int] = ()
     ) -> list[tuple[Sequence, int, FinishReason | None]]:
@@ -241,6 +249,20 @@ class Scheduler:
                 results.append((sequence, made[-1], reason))
                 if reason is not None:
                     self._remove(sequence)
+        return results
+
+    def force(self, sequence: Sequence, tokens: Tokens[int]) -> list[tuple[int, FinishReason | None]]:
+        """``tokens`` have to follow those of ``sequence``, which is not under way: they come into its next batch with
+        the last one. Returns them up to one that ends it, as `complete` does."""
+        results: list[tuple[int, FinishReason | None]] = []
+        for token in tokens:
+            sequence.forced.add(len(sequence.tokens))
+            sequence.tokens.append(token)
+            reason = self._finish(sequence, token)
+            results.append((token, reason))
+            if reason is not None:
+                self._remove(sequence)
+                break
         return results
 
     def idle_batch(self) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -10,10 +10,15 @@ from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.sequence import Sequence
 
 
-def load_of(batch: Batch) -> tuple[int, int]:
-    """Answers that get their next tokens by ``batch``, and its tokens of prompts."""
-    prompts = [span.tokens for span in batch.spans if span.tokens - span.drafted > 1]
+def load_of(batch: Batch, sequences: Mapping[int, Sequence]) -> tuple[int, int]:
+    """Answers that get their next tokens by ``batch``, forced and guessed ones with it, and its tokens of prompts."""
+    prompts = [span.tokens for span in batch.spans if not _is_answer(span, sequences.get(span.sequence))]
     return len(batch.spans) - len(prompts), sum(prompts)
+
+
+def _is_answer(span: Span, sequence: Sequence | None) -> bool:
+    given = span.tokens - span.drafted
+    return given == 1 or (sequence is not None and sequence.forced.issuperset(range(span.seen + 1, span.seen + given)))
 
 
 def adapters_of(sequences: Iterable[Sequence]) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""Constrained sampling: which tokens a sequence's grammar allows next, computed while the ranks compute the step."""
+"""Constrained sampling: which tokens a sequence's grammar allows next, and those that it leaves no choice about."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,22 @@ from ferrule.engine.types import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+HANDOVER = 150e-6
+"""Seconds of a mask from which on another thread computes it, while the ranks compute the step. A shorter one is
+computed where it is wanted: to hand it over and back takes as long, of the processors that the ranks compute with."""
+_NEWEST, _OUTLIER = 1 / 8, 4 * HANDOVER
+"""Weight of the newest mask in how long they take, and what counts of it at most: the rest was another program's."""
+_NEVER = np.float32(-np.inf)
+_BIASES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0, _NEVER)
+"""(256, 8): by eight tokens of a mask, which are the bits of a byte, what is added to their logits."""
+
+
+class Opened(NamedTuple):
+    """A matcher after the tokens that an answer has, and the places of those that were forced."""
+
+    matcher: LLMatcher
+    forced: frozenset[int]
 
 
 class Grammars:
@@ -31,24 +48,37 @@ class Grammars:
         """Take the model's tokenizer, as ``tokenizer.json`` has it; it comes before the first constraint."""
         self._tokenizer = self._opening.submit(grammar_tokenizer, tokenizer, self._vocabulary, self._ends)
 
-    def open(self, constraint: Constraint, made: Sequence[int]) -> Matcher:
-        """Matcher of an answer that has the tokens ``made`` already."""
-        return Matcher(self._masking, self._opening.submit(self._opened, constraint, tuple(made)), self._vocabulary)
+    def open(self, constraint: Constraint, made: Sequence[int], *, skips: bool = False) -> Matcher:
+        """Matcher of an answer that has the tokens ``made`` already; ``skips``: as of `Matcher`."""
+        opened = self._opening.submit(self._opened, constraint, tuple(made), skips)
+        return Matcher(self._masking, opened, self._vocabulary, skips=skips)
 
-    def _opened(self, constraint: Constraint, made: tuple[int, ...]) -> LLMatcher:
+    def _opened(self, constraint: Constraint, made: tuple[int, ...], skips: bool) -> Opened:
         if self._tokenizer is None:
             raise GrammarError("the ranks did not get the tokenizer for it; please report this")
         matcher = open_matcher(self._tokenizer.result(), constraint)
-        matcher.consume_tokens(list(made))
-        return matcher
+        forced = set[int]()
+        for place, token in enumerate(made):
+            if skips and place and not forced & {place - 1, place}:  # as `Matcher.go_on`, after each that was sampled
+                forced.update(range(place, min(place + len(matcher.compute_ff_tokens()), len(made))))
+            matcher.consume_token(token)
+        return Opened(matcher, frozenset(forced))
 
 
 class Matcher:
-    """State of one answer in its grammar. ``opened``: after the tokens that the answer has."""
+    """State of one answer in its grammar. ``opened``: after the tokens that the answer has. ``skips``: tokens that are
+    forced are not sampled, which makes no other answer: of a text without alternative the library's masks allow only
+    the tokens that the model's tokenizer makes of it. ``forced``, once it has begun: places of such in what it had."""
 
-    def __init__(self, threads: ThreadPoolExecutor, opened: Future[LLMatcher], vocabulary: int) -> None:
-        self._threads, self._opened, self._vocabulary = threads, opened, vocabulary
-        self._next: Future[Tensor] | None = None
+    def __init__(
+        self, threads: ThreadPoolExecutor, opened: Future[Opened], vocabulary: int, *, skips: bool = False
+    ) -> None:
+        self._threads, self._opened, self._vocabulary, self._skips = threads, opened, vocabulary, skips
+        self.forced = frozenset[int]()
+        self._computing: Future[Tensor] | None = None
+        self._bias: Tensor | None = None
+        self._seconds = 0.0
+        """That a mask takes, as of late."""
 
     def ready(self) -> bool:
         """Whether it is known if the grammar can be followed; until then the sequence should not be run."""
@@ -56,26 +86,37 @@ class Matcher:
 
     def begin(self) -> None:
         """Compute the first mask. Raises `GrammarError` where the grammar cannot be compiled."""
-        matcher = self._opened.result()
-        self._next = self._threads.submit(self._mask, matcher)
+        self._matcher, self.forced = self._opened.result()
+        self._computing = self._threads.submit(self._compute)
 
-    def forbidden(self) -> Tensor:
-        """(vocabulary,): tokens that cannot come next, in host memory. Waits for them. Raises `GrammarError` where the
-        grammar has become too complex."""
-        assert self._next is not None
-        return self._next.result()
+    def bias(self) -> Tensor:
+        """(vocabulary,) in float32, in host memory, to be added to logits: minus infinity for tokens that cannot come
+        next, else 0. Waits for it. Raises `GrammarError` where the grammar has become too complex."""
+        if self._bias is None:
+            self._bias = self._compute() if self._computing is None else self._computing.result()
+            self._computing = None
+        return self._bias
 
     def took(self, token: int) -> None:
-        """The answer goes on with ``token``: compute the next mask."""
-        self._next = self._threads.submit(self._advance, token)
+        """The answer goes on with ``token``."""
+        self._bias = None
+        self._matcher.consume_token(token)
 
-    def _advance(self, token: int) -> Tensor:
-        matcher = self._opened.result()
-        matcher.consume_token(token)
-        return self._mask(matcher)
+    def go_on(self) -> list[int]:
+        """Have the next mask computed, if another thread should. Returns the tokens that are forced to come before, as
+        taken."""
+        forced = self._matcher.compute_ff_tokens() if self._skips else []
+        if forced:
+            self._matcher.consume_tokens(forced)
+        if self._seconds > HANDOVER:
+            self._computing = self._threads.submit(self._compute)
+        return forced
 
-    def _mask(self, matcher: LLMatcher) -> Tensor:
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.is_error():
-            raise GrammarError(told(matcher))
-        return torch.from_numpy(np.unpackbits(bits, count=self._vocabulary, bitorder="little") == 0)
+    def _compute(self) -> Tensor:
+        begin = time.perf_counter()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise GrammarError(told(self._matcher))
+        bias = torch.from_numpy(_BIASES.take(bits, axis=0).reshape(-1)[: self._vocabulary])
+        self._seconds += _NEWEST * (min(time.perf_counter() - begin, _OUTLIER) - self._seconds)
+        return bias

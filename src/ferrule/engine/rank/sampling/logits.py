@@ -18,12 +18,12 @@ LOWEST_LOGPROB = -9999.0
 
 class Context(NamedTuple):
     """``tokens`` of a sequence, the first ``prompt`` of which were given; and how it wants the next one.
-    ``forbidden``: (vocabulary,), in host memory: those that its grammar does not allow."""
+    ``mask``: (vocabulary,) in float32, in host memory, which is added: minus infinity where its grammar forbids one."""
 
     params: SamplingParams
     tokens: Sequence[int]
     prompt: int
-    forbidden: Tensor | None = None
+    mask: Tensor | None = None
 
 
 class Changes:
@@ -83,15 +83,14 @@ def penalised(logits: Tensor, contexts: Sequence[Context], upload: Upload) -> Te
 
 
 def allowed(logits: Tensor, contexts: Sequence[Context], upload: Upload) -> Tensor:
-    """``logits`` (sequences, vocabulary), which stay as they are, with minus infinity for what is forbidden."""
-    rows = [row for row, context in enumerate(contexts) if context.forbidden is not None]
-    if not rows:
+    """``logits`` (sequences, vocabulary), which stay as they are, with minus infinity for what is not allowed."""
+    masks = [context.mask for context in contexts if context.mask is not None]
+    if not masks:
         return logits
-    masks = upload(torch.stack([context.forbidden for context in contexts if context.forbidden is not None]))
-    if len(rows) == len(contexts):
-        return logits.masked_fill(masks, -torch.inf)
-    made, places = logits.clone(), upload(torch.tensor(rows))
-    return made.index_copy_(0, places, logits.index_select(0, places).masked_fill(masks, -torch.inf))
+    if len(masks) == len(contexts):
+        return logits + upload(torch.stack(masks) if len(masks) > 1 else masks[0])
+    rows = upload(torch.tensor([row for row, context in enumerate(contexts) if context.mask is not None]))
+    return logits.index_add(0, rows, upload(torch.stack(masks)))
 
 
 def reported(logits: Tensor) -> Tensor:

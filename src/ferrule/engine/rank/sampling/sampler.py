@@ -76,7 +76,13 @@ class Sampler:
 
     def context(self, tokens: Tokens[int], prompt: int) -> Context:
         """What the next token depends on beside the logits. Waits for the grammar; raises `GrammarError`."""
-        return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.forbidden())
+        return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.bias())
+
+    def go_on(self) -> list[int]:
+        """The tokens that have to follow by its grammar, as drawn; what may come behind them is computed meanwhile."""
+        forced = [] if self.matcher is None else self.matcher.go_on()
+        self.drawn += len(forced)
+        return forced
 
     def give_back(self, tokens: int) -> None:
         """The last ``tokens`` that it drew are none of its answer."""
