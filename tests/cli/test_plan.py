@@ -187,6 +187,20 @@ def test_what_recurrent_layers_keep_is_told(tmp_path: Path) -> None:
     assert "a slice of the vocabulary" in run("nemotron-h-8b", "--cluster", desk(tmp_path, "64 GiB")).output
 
 
+def test_quantised_keys_and_values_leave_room_for_more_context(tmp_path: Path) -> None:
+    given = ("llama-3.2-3b", "--cluster", desk(tmp_path, "12 GiB"), "--context", "16384", "--prompt", "16000", "--json")
+    plain, eight, four = (json.loads(run(*given, "--kv-cache", kind).output) for kind in ("auto", "int8", "int4"))
+    assert [each["model"]["cache_bits"] for each in (plain, eight, four)] == [0, 8, 4]
+    memory = [sum(use["cache"] for use in each["alone"]["memory"]) for each in (plain, eight, four)]
+    assert memory[0] == 28 * 8 * 2 * 128 * 2 * 16384
+    assert [size / memory[0] for size in memory[1:]] == [8.5 / 16, 4.5 / 16]
+    room = [each["alone"]["largest_context"] for each in (plain, eight, four)]
+    assert room[0] < room[1] < room[2]
+    assert plain["alone"]["tokens_per_s"] < eight["alone"]["tokens_per_s"] < four["alone"]["tokens_per_s"]
+    told = run(*given[:-1], "--kv-cache", "int8")
+    assert "28 layers, keys and values in int8" in told.output
+
+
 def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
     """EmbeddingGemma, by what its maker published."""
     fields = {

@@ -11,6 +11,7 @@ import msgspec
 
 from ferrule.engine.device_names import CPU, parse_devices
 from ferrule.errors import ConfigError
+from ferrule.model import CACHE_BITS
 from ferrule.plan import Plan
 
 STEP_TIMEOUT = 600.0
@@ -26,6 +27,7 @@ After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
+KV_CACHES = tuple(CACHE_BITS)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 _ADAPTER_NAME = re.compile(r"[\w.][\w.-]{0,99}")
 
@@ -75,7 +77,7 @@ class EngineOptions:
     what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
-    disk."""
+    disk. ``kv_cache``: of `KV_CACHES`, in what keys and values are kept; ``auto``: in what the model computes in."""
 
     model: str
     tensor: int = 1
@@ -98,12 +100,15 @@ class EngineOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    kv_cache: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
             raise ConfigError(f"--dtype {self.dtype!r} is not one of {', '.join(DTYPE_NAMES)}")
         if self.weights is not None and self.weights not in WEIGHTS:
             raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        if self.kv_cache not in KV_CACHES:
+            raise ConfigError(f"--kv-cache {self.kv_cache!r} is not one of {', '.join(KV_CACHES)}")
         parse_devices(self.device)
         for flag, value in (
             ("--tp", self.tensor),
@@ -124,8 +129,8 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies``, ``copies_left`` and ``prefix_…``: as in `EngineOptions`. ``adapters``: with their directories and
-    identities.
+    ``copies``, ``copies_left``, ``prefix_…`` and ``kv_cache``: as in `EngineOptions`. ``adapters``: with their
+    directories and identities.
     """
 
     directory: str
@@ -149,6 +154,7 @@ class RankOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    kv_cache: str = "auto"
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferrule.cli.serving.model import MODEL, Device, Dtype, Graphs, MaxContext, Pp, SelfTest, Threads, Tp, Weights
+from ferrule.cli.serving.model import (
+    MODEL,
+    Device,
+    Dtype,
+    Graphs,
+    KvCache,
+    MaxContext,
+    Pp,
+    SelfTest,
+    Threads,
+    Tp,
+    Weights,
+)
 from ferrule.cli.serving.options import adapters_of
 from ferrule.errors import ConfigError
 from ferrule.installation import require
@@ -59,6 +71,7 @@ def generate(
     pp: Pp = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
+    kv_cache: KvCache = "auto",
     adapter: Annotated[
         str | None, typer.Option(metavar="NAME=PATH", help="A LoRA adapter (PEFT) to answer with.")
     ] = None,
@@ -92,6 +105,7 @@ def generate(
         self_test=self_test,
         graphs=graphs,
         weights=weights,
+        kv_cache=kv_cache,
         device=device or CPU,
         adapters=adapters,
     )

@@ -118,6 +118,7 @@ class LocalEngine:
             prefix_cache=options.prefix_cache,
             prefix_tokens=options.prefix_tokens,
             prefix_disk=options.prefix_disk,
+            kv_cache=options.kv_cache,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
