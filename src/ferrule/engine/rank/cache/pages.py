@@ -137,16 +137,16 @@ class PagedCache(SequenceCache):
     pages: list[int] = field(default_factory=list)
     places: Tensor | None = None
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, key: Tensor, value: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         assert self.places is not None
         new = self.places[self.length : self.length + key.shape[1]]
         self.pool.write(layer, new, key, value)
-        return self.seen(layer, key.shape[1])
+        return self.seen(layer, key.shape[1], first)
 
-    def seen(self, layer: int, new: int) -> tuple[Tensor, Tensor]:
+    def seen(self, layer: int, new: int, first: int = 0) -> tuple[Tensor, Tensor]:
         """Copies, in the order of the tokens."""
         assert self.places is not None
-        places = self.places[: self.length + new]
+        places = self.places[first : self.length + new]
         keys, values = self.pool.read(layer, places)
         return keys.transpose(0, 1), values.transpose(0, 1)
 

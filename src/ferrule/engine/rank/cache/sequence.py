@@ -68,15 +68,16 @@ class SequenceCache:
     entries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     rates: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far.
+    def append(self, layer: int, key: Tensor, value: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far
+        from position ``first`` on.
 
         ``length`` itself moves on in `advance`, when every layer has stored its part.
         """
         if self.codes is None:
-            return self.store(self.keys, layer, key), self.store(self.values, layer, value)
+            return self.store(self.keys, layer, key)[:, first:], self.store(self.values, layer, value)[:, first:]
         key, value = self.codes.encode(layer, key, value)
-        kept = self.store(self.keys, layer, key), self.store(self.values, layer, value)
+        kept = self.store(self.keys, layer, key)[:, first:], self.store(self.values, layer, value)[:, first:]
         return self.codes.decode(layer, *kept)
 
     def append_keys(self, layer: int, key: Tensor) -> Tensor:
@@ -86,10 +87,11 @@ class SequenceCache:
         kept = self.store(self.keys, layer, self.codes.pack(key))
         return self.codes.unpack(kept, key.shape[-1], key.dtype)
 
-    def seen(self, layer: int, new: int) -> tuple[Tensor, Tensor]:
-        """Keys and values that ``layer`` has stored, ``new`` tokens of this batch included."""
+    def seen(self, layer: int, new: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values that ``layer`` has stored from position ``first`` on, ``new`` tokens of this batch
+        included."""
         end = self.length + new
-        kept = self.keys[layer][:, :end], self.values[layer][:, :end]
+        kept = self.keys[layer][:, first:end], self.values[layer][:, first:end]
         return kept if self.codes is None else self.codes.decode(layer, *kept)
 
     def store(self, kept: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
