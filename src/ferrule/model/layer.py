@@ -94,14 +94,16 @@ class CachePolicy:
     ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as step
     programs of the built-in engine do: see `AttentionSpec.latents_twice`. ``windows``: layers with a sliding window
     forget what is behind it, or (False) keep all. ``code_bits``: keys, values and latents are kept by codes of so many
-    bits, in groups with a scale each; 0: as numbers. What an indexer, compressed attention and recurrent mixers keep
-    stays numbers.
+    bits, in groups with a scale each; 0: as numbers. ``unpacks``: codes are made numbers in memory before they are
+    attended to, as they are anyway in layers without a step program. What an indexer, compressed attention and
+    recurrent mixers keep stays numbers.
     """
 
     element_bytes: float = 2.0
     latents: bool = True
     windows: bool = True
     code_bits: int = 0
+    unpacks: bool = False
 
     def row_bytes(self, width: int) -> float:
         """Bytes of a key, a value or a latent of ``width`` numbers."""
@@ -374,6 +376,9 @@ class LayerSpec:
         """Bytes of the cache that one new token reads there when its sequence has ``tokens`` tokens. A state is written
         as well."""
         read = 0.0 if self.attention is None else self.attention.read_bytes(tokens, policy, self._key_value(share))
+        if self.attention is not None and policy.code_bits and (policy.unpacks or self.program_operations is None):
+            numbers = replace(policy, code_bits=0)  # written, and read again
+            read += 2 * self.attention.read_bytes(tokens, numbers, self._key_value(share))
         return read + 2 * self.state_bytes(policy)
 
     def state_bytes(self, policy: CachePolicy = COMPACT) -> float:

@@ -153,7 +153,8 @@ class Runtime:
         if not self.cache_computed:
             return self.cache
         computed = min(model.activation_bytes, MOST_COMPUTED_BYTES)
-        return replace(self.cache, element_bytes=computed, code_bits=model.cache_bits)
+        unpacks = self.program_end_operations is None
+        return replace(self.cache, element_bytes=computed, code_bits=model.cache_bits, unpacks=unpacks)
 
     def sequences(self, free: float, state_bytes: float, most: int) -> int:
         """Number of sequences at once, ``most`` at most, so that what recurrent layers keep of them, ``state_bytes`` of
