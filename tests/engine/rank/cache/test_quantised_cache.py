@@ -134,7 +134,7 @@ def test_the_embedded_model_hardly_says_anything_else() -> None:
     def perplexity(of: torch.Tensor) -> float:
         return float((-of[:, :-1].gather(-1, ids[:, 1:, None]).mean()).exp())
 
-    for kv_cache, divergence, worse in (("int8", 1e-3, 1.005), ("int4", 0.1, 1.05)):
+    for kv_cache, divergence, worse in (("int8", 3e-4, 1.003), ("int4", 0.05, 1.03)):
         found = expected[kv_cache]
         apart = float((plain.exp() * (plain - found)).sum(-1).mean())
         assert 0 < apart < divergence, kv_cache
