@@ -250,7 +250,7 @@ class Program:
         self,
         threads: int,
         layers: list[tuple[int, int, int]],
-        element: int,
+        cached: int,
         wire: int,
         exact: bool,
         group: int,

@@ -95,9 +95,10 @@ def test_each_replica_is_placed_on_hosts_of_its_own_and_told_of(tmp_path, monkey
 
 
 def test_adapters_are_those_of_the_record():
-    given = options_of(desired("0" * 32, adapters=("poet=owner/poet", "sql=owner/sql"), tensor=2), "demo")
+    two = ("poet=owner/poet", "sql=owner/sql")
+    given = options_of(desired("0" * 32, adapters=two, tensor=2, kv_cache="int8"), "demo")
     assert given.adapters == (Adapter("poet", "owner/poet"), Adapter("sql", "owner/sql"))
-    assert (given.name, given.tensor) == ("demo", 2)
+    assert (given.name, given.tensor, given.kv_cache) == ("demo", 2, "int8")
 
 
 def test_clients_need_the_keys_of_this_host_and_are_served_with_its_own_certificate(tmp_path, monkeypatch):

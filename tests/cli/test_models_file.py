@@ -24,12 +24,13 @@ def test_a_table_is_a_model_and_options_are_for_what_it_leaves_out(tmp_path: Pat
     file = write(
         tmp_path,
         f'[models.chat]\nmodel = "{tmp_path}"\naliases = ["claude-*", "gpt-*"]\nttl = 90\npreload = true\n'
-        '[models."acme/big"]\nmodel = "acme/big-7b"\ntp = 1\nmax_context = 4096\npin = true\ntool_parser = "none"\n',
+        '[models."acme/big"]\nmodel = "acme/big-7b"\ntp = 1\nmax_context = 4096\npin = true\ntool_parser = "none"\n'
+        'kv_cache = "int8"\n',
     )
     assert wanted_models(["demo"], file, COMMON) == [
         Wanted("demo", tp=2, max_context=1024),
         Wanted(str(tmp_path), "chat", 2, max_context=1024, aliases=("claude-*", "gpt-*"), ttl=90, preload=True),
-        Wanted("acme/big-7b", "acme/big", 1, max_context=4096, pin=True, tool_parser="none"),
+        Wanted("acme/big-7b", "acme/big", 1, max_context=4096, pin=True, tool_parser="none", kv_cache="int8"),
     ]
     assert wanted_models(["demo"], None, Wanted(""))[0].tp == 2  # the embedded model is split to show something
 

@@ -187,6 +187,25 @@ def test_what_recurrent_layers_keep_is_told(tmp_path: Path) -> None:
     assert "a slice of the vocabulary" in run("nemotron-h-8b", "--cluster", desk(tmp_path, "64 GiB")).output
 
 
+def test_quantised_keys_and_values_leave_room_for_more_context(tmp_path: Path) -> None:
+    model = ("llama-3.2-3b", "--cluster", desk(tmp_path, "12 GiB"))
+    given = (*model, "--context", "16384", "--prompt", "16000", "--objective", "context", "--json")
+    plain, eight = (json.loads(run(*given, "--kv-cache", kind).output) for kind in ("auto", "int8"))
+    assert [each["model"]["cache_bits"] for each in (plain, eight)] == [0, 8]
+    memory = [sum(use["cache"] for use in each["alone"]["memory"]) for each in (plain, eight)]
+    assert memory[0] == 28 * 8 * 2 * 128 * 2 * 16384
+    assert memory[1] == memory[0] * 8.5 / 16
+    assert plain["alone"]["largest_context"] < eight["alone"]["largest_context"]
+    assert plain["alone"]["tokens_per_s"] < eight["alone"]["tokens_per_s"]
+    cure = "keys and values in 8 bits (--kv-cache int8)"
+    assert [f"with {cure}" in str(each["what_if"]) for each in (plain, eight)] == [True, False]
+    told = run(*model, "--context", "65536")
+    assert (told.exit_code, cure in told.output) == (4, True)
+    told = run(*model, "--kv-cache", "int8", "--runtime", "mlx")
+    assert (told.exit_code, "--kv-cache is of the built-in engine" in told.output) == (2, True)
+    assert "6 layers, keys and values in int4" in run("demo", *model[1:], "--kv-cache", "int4").output
+
+
 def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
     """EmbeddingGemma, by what its maker published."""
     fields = {

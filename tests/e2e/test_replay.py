@@ -29,6 +29,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "phi3": long_rope(20),  # each answer crosses it: before the kill, and after
     "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
 }
+CACHES = {"qwen3_next": "int8", "llama": "int4"}
+"""Kinds of keys and values other than plain numbers."""
 WHOLE = ("gemma3n_text", "falcon_h1")
 """Run on one rank only."""
 ONE_STAGE = ("glm_moe_dsa", "phimoe")
@@ -65,7 +67,8 @@ def test_an_answer_goes_on_after_a_rank_was_killed(name: str, split: tuple[int, 
         return list(await asyncio.gather(*map(one, range(len(PROMPTS)))))
 
     async def body() -> None:
-        engine = LocalEngine(EngineOptions(str(tmp_path), self_test=False, threads=1), model, LocalPlanner())
+        options = EngineOptions(str(tmp_path), self_test=False, threads=1, kv_cache=CACHES.get(name, "auto"))
+        engine = LocalEngine(options, model, LocalPlanner())
         try:
             await engine.load(None)
             whole = await answers(engine, kill=False)

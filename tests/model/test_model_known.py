@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.model import BUILT_IN, COMPACT, AttentionSpec, ExpertsSpec, Share, known_models, read_model
+from ferrule.model import BUILT_IN, COMPACT, AttentionSpec, ExpertsSpec, Share, kept_in, known_models, read_model
+from ferrule.plan.runtime import BUILT_IN_ENGINE, ON_ACCELERATORS
 
 
 @pytest.mark.parametrize(("name", "file"), known_models().items())
@@ -190,3 +191,18 @@ def test_stages_hold_together_what_one_rank_does(name: str, data: st.DataObject)
     ends = spec.rank_bytes(last_layer=cut) + spec.rank_bytes(first_layer=cut)
     assert ends - spec.rank_bytes() == (spec.head.bytes if spec.tied else 0)
     assert spec.rank_bytes() == spec.bytes
+
+
+def test_quantised_keys_and_values_are_counted_as_the_engine_keeps_and_reads_them() -> None:
+    plain = read_model("llama-3.2-3b")
+    eight, four = kept_in(plain, "int8"), kept_in(plain, "int4")
+    own, gpus = BUILT_IN_ENGINE.cache_of(eight), ON_ACCELERATORS.cache_of(eight)
+    numbers = plain.cache_bytes(1000, BUILT_IN)
+    assert eight.cache_bytes(1000, own) == eight.cache_bytes(1000, gpus) == numbers * 8.5 / 16
+    assert four.cache_bytes(1000, BUILT_IN_ENGINE.cache_of(four)) == numbers * 4.5 / 16
+    layer, read = eight.decoder[0], plain.decoder[0].cache_read_bytes(1000, BUILT_IN)
+    assert layer.cache_read_bytes(1000, own) == read * 8.5 / 16
+    assert layer.cache_read_bytes(1000, gpus) == read * (8.5 / 16 + 2), "numbers are written, and read again"
+    modules = replace(layer, program_operations=None)
+    assert modules.cache_read_bytes(1000, own) == layer.cache_read_bytes(1000, gpus)
+    assert own.row_bytes(80) == own.row_bytes(96) == 3 * 34  # whole groups

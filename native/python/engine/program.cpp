@@ -39,9 +39,9 @@ std::vector<CacheLayer> layers_of(const std::vector<std::tuple<std::size_t, std:
 // on to the Python objects.
 class PyProgram {
  public:
-  PyProgram(int threads, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>& layers, int element,
+  PyProgram(int threads, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>& layers, int cached,
             int wire, bool exact, std::uintptr_t group, int group_size, int group_rank)
-      : machine_(threads, KvCache(layers_of(layers), static_cast<Element>(element))), program_(machine_) {
+      : machine_(threads, KvCache(layers_of(layers), static_cast<Cached>(cached))), program_(machine_) {
     machine_.group = reinterpret_cast<Group*>(group);
     machine_.group_size = group_size;
     machine_.group_rank = group_rank;
@@ -278,7 +278,7 @@ void bind_programs(nb::module_& module) {
   nb::class_<PyProgram>(module, "Program")
       .def(nb::init<int, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>&, int, int, bool,
                     std::uintptr_t, int, int>(),
-           "threads"_a, "layers"_a, "element"_a, "wire"_a, "exact"_a, "group"_a, "group_size"_a, "group_rank"_a)
+           "threads"_a, "layers"_a, "cached"_a, "wire"_a, "exact"_a, "group"_a, "group_size"_a, "group_rank"_a)
       .def("add_register", &PyProgram::add_register, "width"_a)
       .def("add_rotary", &PyProgram::add_rotary, "frequencies"_a, "factor"_a)
       .def("embed", &PyProgram::embed, "table"_a, "first"_a, "factor"_a, "shared"_a, "to"_a)

@@ -12,13 +12,21 @@ namespace ferrule {
 namespace {
 
 constexpr float kNever = -1e30F;
+constexpr std::size_t kMostGroups = kMostWidth / kCacheGroup;
 
-template <Element kElement>
+template <Cached kCached>
 F load_value(const std::uint8_t* p, std::size_t index) {
-  if constexpr (kElement == Element::f32) return load(reinterpret_cast<const float*>(p) + index);
-  if constexpr (kElement == Element::f16) return load_f16(p + 2 * index);
+  if constexpr (kCached == Cached::f32) return load(reinterpret_cast<const float*>(p) + index);
+  if constexpr (kCached == Cached::f16) return load_f16(p + 2 * index);
+  if constexpr (kCached == Cached::int8) return load_i8(p + index);
+  if constexpr (kCached == Cached::int4) {
+    const std::uint8_t* const group = p + index / kCacheGroup * 16;
+    return index % kCacheGroup < 16 ? load_i4<false>(group) : load_i4<true>(group);
+  }
   return load_bf16(p + 2 * index);
 }
+
+constexpr std::size_t groups_of(std::size_t width) { return (width + kCacheGroup - 1) / kCacheGroup; }
 
 #ifdef FERRULE_BF16_PAIRS
 constexpr bool kPairs = true;
@@ -32,13 +40,41 @@ struct Queries {
   alignas(64) std::uint16_t narrow[kMostQueries][kMostWidth];
 };
 
+// The sum of each group by itself, times its scale.
+template <Cached kCached, int kCount>
+FERRULE_FLATTEN void logits_of_codes(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys,
+                                     F (&logits)[kCount]) {
+  constexpr std::size_t kBytes = kCacheGroup * kPageTokens * code_bits(kCached) / 8;
+  const std::size_t groups = groups_of(tile.width);
+  for (int t = 0; t < kCount; ++t) logits[t] = zero();
+  for (std::size_t group = 0; group < groups; ++group) {
+    const std::uint8_t* const codes = keys + group * kBytes;
+    F sums[kCount];
+    for (int t = 0; t < kCount; ++t) sums[t] = zero();
+    const auto one = [&](F key, std::size_t k) {
+      for (int t = 0; t < kCount; ++t) sums[t] = fma(key, set1(queries.numbers[t][group * kCacheGroup + k]), sums[t]);
+    };
+    for (std::size_t k = 0; k < 16; ++k) {
+      if constexpr (kCached == Cached::int8) {
+        one(load_i8(codes + k * kPageTokens), k);
+        one(load_i8(codes + (k + 16) * kPageTokens), k + 16);
+      } else {
+        one(load_i4<false>(codes + k * kPageTokens), k);
+        one(load_i4<true>(codes + k * kPageTokens), k + 16);
+      }
+    }
+    const F scale = load_f16(keys + groups * kBytes + group * 2 * kPageTokens);
+    for (int t = 0; t < kCount; ++t) logits[t] = fma(sums[t], scale, logits[t]);
+  }
+}
+
 // Two sums for each query, so that one need not wait for the other.
-template <Element kElement, int kCount>
+template <Cached kCached, int kCount>
 FERRULE_FLATTEN void logits_of(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys,
                                F (&logits)[kCount]) {
   F other[kCount];
   for (int t = 0; t < kCount; ++t) logits[t] = other[t] = zero();
-  if constexpr (kElement == Element::bf16) {
+  if constexpr (kCached == Cached::bf16) {
     const auto pair = [&](F(&sums)[kCount], std::size_t k) {
       const U pairs = load_bytes(keys + k / 2 * 64);
 #ifdef FERRULE_BF16_PAIRS
@@ -64,7 +100,7 @@ FERRULE_FLATTEN void logits_of(const AttentionTile& tile, const Queries& queries
     if (k < tile.width) pair(logits, k);
   } else {
     const auto one = [&](F(&sums)[kCount], std::size_t k) {
-      const F key = load_value<kElement>(keys, k * kPageTokens);
+      const F key = load_value<kCached>(keys, k * kPageTokens);
       for (int t = 0; t < kCount; ++t) sums[t] = fma(key, set1(queries.numbers[t][k]), sums[t]);
     };
     for (std::size_t k = 0; k < tile.width; k += 2) {
@@ -76,8 +112,8 @@ FERRULE_FLATTEN void logits_of(const AttentionTile& tile, const Queries& queries
 }
 
 // Add `tokens` values by weight to numbers `from` of the results on, kParts vectors of each.
-template <Element kElement, int kCount, int kParts>
-FERRULE_FLATTEN void add_values(const AttentionTile& tile, const std::uint8_t* values,
+template <Cached kCached, int kCount, int kParts>
+FERRULE_FLATTEN void add_values(const AttentionTile& tile, const std::uint8_t* values, const float* scales,
                                 const float (&weights)[kCount][kPageTokens], std::size_t tokens, std::size_t from) {
   F out[kCount][kParts];
   for (int t = 0; t < kCount; ++t) {
@@ -85,7 +121,11 @@ FERRULE_FLATTEN void add_values(const AttentionTile& tile, const std::uint8_t* v
   }
   for (std::size_t j = 0; j < tokens; ++j) {
     F value[kParts];
-    for (int p = 0; p < kParts; ++p) value[p] = load_value<kElement>(values, j * tile.value_width + from + 16 * p);
+    for (int p = 0; p < kParts; ++p) {
+      const std::size_t index = j * tile.value_width + from + 16 * p;
+      value[p] = load_value<kCached>(values, index);
+      if constexpr (has_codes(kCached)) value[p] = value[p] * set1(scales[index / kCacheGroup]);
+    }
     for (int t = 0; t < kCount; ++t) {
       const F weight = set1(weights[t][j]);
       for (int p = 0; p < kParts; ++p) out[t][p] = fma(weight, value[p], out[t][p]);
@@ -96,12 +136,15 @@ FERRULE_FLATTEN void add_values(const AttentionTile& tile, const std::uint8_t* v
   }
 }
 
-template <Element kElement, int kCount>
+template <Cached kCached, int kCount>
 void attend_as(const AttentionTile& tile) {
   static thread_local Queries queries;
   for (int t = 0; t < kCount; ++t) {
     std::memcpy(queries.numbers[t], tile.queries[t], tile.width * sizeof(float));
-    if constexpr (kElement == Element::bf16 && kPairs) {
+    if constexpr (has_codes(kCached)) {
+      for (std::size_t k = tile.width; k < groups_of(tile.width) * kCacheGroup; ++k) queries.numbers[t][k] = 0;
+    }
+    if constexpr (kCached == Cached::bf16 && kPairs) {
       for (std::size_t k = 0; k < tile.width; k += 16) {
         float some[16] = {};
         std::memcpy(some, tile.queries[t] + k, least<std::size_t>(16, tile.width - k) * sizeof(float));
@@ -123,7 +166,11 @@ void attend_as(const AttentionTile& tile) {
   const std::int64_t seen = tile.window == 0 || lowest < tile.window ? 0 : lowest - tile.window + 1;
   for (std::int64_t page = seen / kTokens; page <= last / kTokens; ++page) {
     F logits[kCount];
-    logits_of<kElement, kCount>(tile, queries, tile.keys[page], logits);
+    if constexpr (has_codes(kCached)) {
+      logits_of_codes<kCached, kCount>(tile, queries, tile.keys[page], logits);
+    } else {
+      logits_of<kCached, kCount>(tile, queries, tile.keys[page], logits);
+    }
     alignas(64) float weights[kCount][kPageTokens];
     for (int t = 0; t < kCount; ++t) {
       F scaled = logits[t] * set1(tile.scale);
@@ -166,6 +213,13 @@ void attend_as(const AttentionTile& tile) {
     // Tokens behind the last one have not been written: whatever is there must not come into the sums.
     const auto tokens = static_cast<std::size_t>(least<std::int64_t>(kTokens, last - page * kTokens + 1));
     const std::uint8_t* values = tile.values[page];
+    alignas(64) float scales[has_codes(kCached) ? kMostGroups * kPageTokens : 1];
+    if constexpr (has_codes(kCached)) {
+      constexpr std::size_t kBits = code_bits(kCached);
+      const std::uint8_t* const at = values + kPageTokens * tile.value_width * kBits / 8;
+      const std::size_t count = groups_of(tile.value_width) * kPageTokens;
+      for (std::size_t i = 0; i < count; i += 16) store(scales + i, load_f16(at + 2 * i));
+    }
 #if defined(FERRULE_NEON)  // by how many sums the registers hold
     constexpr int kParts = kCount < 4 ? 4 / kCount : 1;
 #else
@@ -173,9 +227,9 @@ void attend_as(const AttentionTile& tile) {
 #endif
     std::size_t i = 0;
     for (; i + 16 * kParts <= tile.value_width; i += 16 * kParts) {
-      add_values<kElement, kCount, kParts>(tile, values, weights, tokens, i);
+      add_values<kCached, kCount, kParts>(tile, values, scales, weights, tokens, i);
     }
-    for (; i < tile.value_width; i += 16) add_values<kElement, kCount, 1>(tile, values, weights, tokens, i);
+    for (; i < tile.value_width; i += 16) add_values<kCached, kCount, 1>(tile, values, scales, weights, tokens, i);
   }
   for (int t = 0; t < kCount; ++t) {
     const F by = set1(1.0F / total[t]);
@@ -183,17 +237,17 @@ void attend_as(const AttentionTile& tile) {
   }
 }
 
-template <Element kElement>
+template <Cached kCached>
 void attend_some(const AttentionTile& tile) {
   switch (tile.count) {
     case 1:
-      return attend_as<kElement, 1>(tile);
+      return attend_as<kCached, 1>(tile);
     case 2:
-      return attend_as<kElement, 2>(tile);
+      return attend_as<kCached, 2>(tile);
     case 4:
-      return attend_as<kElement, 4>(tile);
+      return attend_as<kCached, 4>(tile);
     default:
-      return attend_as<kElement, 8>(tile);
+      return attend_as<kCached, 8>(tile);
   }
 }
 
@@ -202,13 +256,17 @@ void attend_some(const AttentionTile& tile) {
 namespace FERRULE_ISA {
 void attend(const AttentionTile& tile);
 void attend(const AttentionTile& tile) {  // of 1, 2, 4 or 8 queries
-  switch (tile.element) {
-    case Element::bf16:
-      return attend_some<Element::bf16>(tile);
-    case Element::f16:
-      return attend_some<Element::f16>(tile);
-    case Element::f32:
-      return attend_some<Element::f32>(tile);
+  switch (tile.cached) {
+    case Cached::bf16:
+      return attend_some<Cached::bf16>(tile);
+    case Cached::f16:
+      return attend_some<Cached::f16>(tile);
+    case Cached::f32:
+      return attend_some<Cached::f32>(tile);
+    case Cached::int8:
+      return attend_some<Cached::int8>(tile);
+    case Cached::int4:
+      return attend_some<Cached::int4>(tile);
   }
 }
 }  // namespace FERRULE_ISA

@@ -189,10 +189,29 @@ float exponentials(const float* x, std::size_t n, float top, float factor, float
   return some;
 }
 
+std::uint16_t encode(const float* x, int bits, std::int8_t* codes) {
+  const F halves[2] = {load(x), load(x + 16)};
+  const float top = highest(max(halves[0], halves[1]));
+  const float bottom = 0 - highest(max(zero() - halves[0], zero() - halves[1]));
+  const float lowest = -static_cast<float>(1 << (bits - 1));
+  std::uint16_t scales[16];
+  store_f16(scales, set1((-bottom > top ? bottom : top) / lowest));
+  if ((scales[0] & 0x7fff) == 0) {
+    std::memset(codes, 0, 32);
+    return 0;
+  }
+  const F scale = load_f16(scales);
+  for (int i = 0; i < 2; ++i) {
+    const F code = min(max(round(halves[i] / scale), set1(lowest)), set1(-lowest - 1));
+    store_int8(codes + 16 * i, to_int(code));
+  }
+  return scales[0];
+}
+
 }  // namespace
 
 namespace FERRULE_ISA {
 extern const RowTable rows;
-const RowTable rows = {norm, gate, rotate, add, narrow, add_narrow, highest_of, exponentials, attend};
+const RowTable rows = {norm, gate, rotate, add, narrow, add_narrow, highest_of, exponentials, encode, attend};
 }  // namespace FERRULE_ISA
 }  // namespace ferrule

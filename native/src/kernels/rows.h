@@ -11,13 +11,22 @@ enum class Element : std::uint8_t { bf16, f16, f32 };
 
 constexpr std::size_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
 
+// How a cache keeps keys and values. Of the last two each group of 32 numbers of a head has codes of 8 or 4 bits and a
+// float16 scale.
+enum class Cached : std::uint8_t { bf16, f16, f32, int8, int4 };
+
+constexpr bool has_codes(Cached cached) { return cached == Cached::int8 || cached == Cached::int4; }
+constexpr int code_bits(Cached cached) { return cached == Cached::int8 ? 8 : 4; }
+constexpr Element element_of(Cached cached) { return static_cast<Element>(cached); }  // of those without codes
+
 constexpr std::size_t kPageTokens = 16;
+constexpr std::size_t kCacheGroup = 32;
 
 // One tile of queries that share a key/value head: all of one sequence, `count` (at most kMostQueries) of them.
 struct AttentionTile {
   std::size_t count = 0;
   std::size_t width = 0;        // of a key, even
-  std::size_t value_width = 0;  // a multiple of 16
+  std::size_t value_width = 0;  // a multiple of 16, with codes of kCacheGroup
   const float* const* queries = nullptr;
   float* const* out = nullptr;
   const std::int64_t* positions = nullptr;  // of each query: it sees tokens up to its own
@@ -25,9 +34,11 @@ struct AttentionTile {
   float scale = 1;
   float softcap = 0;        // 0: none
   std::int64_t window = 0;  // how many tokens back a query sees, its own included; 0: all
-  Element element = Element::bf16;
+  Cached cached = Cached::bf16;
   // The pages of this key/value head, by the token's position / 16: keys (width / 2, 16, 2) as bfloat16, otherwise
-  // (width, 16); values (16, value width).
+  // (width, 16); values (16, value width). With codes the width of keys is filled up to whole groups, and scales
+  // follow: those of keys (groups, 16), those of values (16, groups). Codes of 4 bits: number i of a group shares a
+  // byte with i + 16, which has the higher half; they are 8 more than what they stand for.
   const std::uint8_t* const* keys = nullptr;
   const std::uint8_t* const* values = nullptr;
 };
@@ -48,6 +59,9 @@ struct RowTable {
   float (*highest)(const float* x, std::size_t n);  // what is no number is passed over; minus infinity of nothing
   // y = e to the power of (x - top) * factor, at least e^-87; gives their sum.
   float (*exponentials)(const float* x, std::size_t n, float top, float factor, float* y);
+  // Codes for 32 numbers, which times the scale, a float16 that is given, are nearest to them. The number that is
+  // farthest from zero has the lowest code, of which there is one more than of those above zero.
+  std::uint16_t (*encode)(const float* x, int bits, std::int8_t* codes);
   void (*attend)(const AttentionTile& tile);
 };
 

@@ -8,11 +8,31 @@
 #include "assertions.h"
 
 namespace ferrule {
+namespace {
 
-KvCache::KvCache(std::vector<CacheLayer> layers, Element element) : layers_(std::move(layers)), element_(element) {
+// Group after group: codes to `codes`, byte i of a group `stride` bytes behind the one before, and scales to `scales`,
+// `scale_stride` bytes apart.
+void store_row(const float* from, std::size_t width, int bits, std::uint8_t* codes, std::size_t stride,
+               std::uint8_t* scales, std::size_t scale_stride) {
+  for (std::size_t first = 0; first < width; first += kCacheGroup) {
+    float numbers[kCacheGroup] = {};
+    std::memcpy(numbers, from + first, std::min(kCacheGroup, width - first) * sizeof(float));
+    std::int8_t made[kCacheGroup];
+    const std::uint16_t scale = row_kernels().encode(numbers, bits, made);
+    std::memcpy(scales, &scale, sizeof scale);
+    scales += scale_stride;
+    for (std::size_t i = 0; i < kCacheGroup * static_cast<std::size_t>(bits) / 8; ++i, codes += stride) {
+      *codes = static_cast<std::uint8_t>(bits == 8 ? made[i] : (made[i] + 8) | (made[i + 16] + 8) << 4);
+    }
+  }
+}
+
+}  // namespace
+
+KvCache::KvCache(std::vector<CacheLayer> layers, Cached cached) : layers_(std::move(layers)), cached_(cached) {
   for (const CacheLayer& layer : layers_) {
     layer_starts_.push_back(page_bytes_);
-    page_bytes_ += layer.page_bytes(element_);
+    page_bytes_ += layer.page_bytes(cached_);
   }
   pages_per_slab_ = std::max<std::size_t>(1, kSlabBytes / std::max<std::size_t>(page_bytes_, 1));
 }
@@ -111,32 +131,48 @@ const std::uint8_t* KvCache::start(Page page) const {
 
 std::uint8_t* KvCache::keys(Page page, std::size_t layer, std::size_t head) {
   const CacheLayer& of = layers_[layer];
-  return start(page) + layer_starts_[layer] + head * (of.key_bytes(element_) + of.value_bytes(element_));
+  return start(page) + layer_starts_[layer] + head * (of.key_bytes(cached_) + of.value_bytes(cached_));
 }
 
 void KvCache::store(Page page, std::size_t layer, std::size_t token, std::size_t head, const float* key,
                     const float* value) {
   const CacheLayer& of = layers_[layer];
   std::uint8_t* const to = keys(page, layer, head);
+  if (has_codes(cached_)) return store_codes(to, of, token, key, value);
+  const Element element = element_of(cached_);
   std::uint8_t* const values_to =
-      to + of.key_bytes(element_) + token * of.padded_value_width() * element_bytes(element_);
+      to + of.key_bytes(cached_) + token * of.padded_value_width(cached_) * element_bytes(element);
   const RowTable& kernels = row_kernels();
-  kernels.narrow(element_, value, of.value_width, values_to);
-  if (element_ == Element::f32) {
+  kernels.narrow(element, value, of.value_width, values_to);
+  if (element == Element::f32) {
     auto* const out = reinterpret_cast<float*>(to);
     for (std::size_t k = 0; k < of.width; ++k) out[k * kPageTokens + token] = key[k];
     return;
   }
   std::uint16_t narrow[kMostWidth];
-  kernels.narrow(element_, key, of.width, narrow);
+  kernels.narrow(element, key, of.width, narrow);
   auto* const out = reinterpret_cast<std::uint16_t*>(to);
-  if (element_ == Element::f16) {
+  if (element == Element::f16) {
     for (std::size_t k = 0; k < of.width; ++k) out[k * kPageTokens + token] = narrow[k];
     return;
   }
   for (std::size_t k = 0; k < of.width; k += 2) {
     std::memcpy(out + (k / 2 * kPageTokens + token) * 2, narrow + k, 2 * sizeof(std::uint16_t));
   }
+}
+
+void KvCache::store_codes(std::uint8_t* page, const CacheLayer& of, std::size_t token, const float* key,
+                          const float* value) const {
+  const int bits = code_bits(cached_);
+  const std::size_t key_groups = (of.width + kCacheGroup - 1) / kCacheGroup;
+  const std::size_t value_groups = of.padded_value_width(cached_) / kCacheGroup;
+  const std::size_t group_bytes = kCacheGroup * static_cast<std::size_t>(bits) / 8;
+  std::uint8_t* const key_scales = page + key_groups * group_bytes * kPageTokens;
+  store_row(key, of.width, bits, page + token, kPageTokens, key_scales + 2 * token, 2 * kPageTokens);
+  std::uint8_t* const values = page + of.key_bytes(cached_);
+  std::uint8_t* const value_scales = values + value_groups * group_bytes * kPageTokens;
+  store_row(value, of.value_width, bits, values + token * value_groups * group_bytes, 1,
+            value_scales + 2 * token * value_groups, 2);
 }
 
 }  // namespace ferrule

@@ -21,20 +21,29 @@ struct CacheLayer {
   std::size_t width = 0;
   std::size_t value_width = 0;
 
-  // Values are filled up to whole vectors.
-  std::size_t padded_value_width() const { return (value_width + 15) / 16 * 16; }
-  std::size_t key_bytes(Element element) const { return width * kPageTokens * element_bytes(element); }
-  std::size_t value_bytes(Element element) const { return padded_value_width() * kPageTokens * element_bytes(element); }
-  std::size_t page_bytes(Element element) const { return heads * (key_bytes(element) + value_bytes(element)); }
+  // Values are filled up to whole vectors; keys and values that have codes, to whole groups.
+  std::size_t padded_value_width(Cached cached) const {
+    const std::size_t whole = has_codes(cached) ? kCacheGroup : 16;
+    return (value_width + whole - 1) / whole * whole;
+  }
+  std::size_t key_bytes(Cached cached) const { return kPageTokens * row_bytes(width, cached); }
+  std::size_t value_bytes(Cached cached) const { return kPageTokens * row_bytes(padded_value_width(cached), cached); }
+  std::size_t page_bytes(Cached cached) const { return heads * (key_bytes(cached) + value_bytes(cached)); }
+
+ private:
+  static std::size_t row_bytes(std::size_t numbers, Cached cached) {
+    if (!has_codes(cached)) return numbers * element_bytes(element_of(cached));
+    return (numbers + kCacheGroup - 1) / kCacheGroup * (kCacheGroup * code_bits(cached) / 8 + 2);
+  }
 };
 
 constexpr std::size_t kBlockPages = 4;  // 64 tokens
 
 class KvCache {
  public:
-  KvCache(std::vector<CacheLayer> layers, Element element);
+  KvCache(std::vector<CacheLayer> layers, Cached cached);
 
-  Element element() const { return element_; }
+  Cached cached() const { return cached_; }
   const CacheLayer& layer(std::size_t index) const { return layers_[index]; }
   // All layers together.
   std::size_t bytes_per_token() const;
@@ -65,6 +74,8 @@ class KvCache {
  private:
   using Block = std::vector<Page>;
 
+  void store_codes(std::uint8_t* page, const CacheLayer& of, std::size_t token, const float* key,
+                   const float* value) const;
   Page take();
   void give_back(Page page);
   std::uint8_t* start(Page page);
@@ -73,7 +84,7 @@ class KvCache {
   static constexpr std::size_t kSlabBytes = std::size_t{4} << 20;
 
   const std::vector<CacheLayer> layers_;
-  const Element element_;
+  const Cached cached_;
   std::vector<std::size_t> layer_starts_;  // bytes, within a page of all layers
   std::size_t page_bytes_ = 0;
   std::size_t pages_per_slab_ = 1;

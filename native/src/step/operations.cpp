@@ -159,7 +159,7 @@ void Attend::run_tile(Step& step, const Tile& tile, std::size_t row) const {
   const CacheLayer& of = cache.layer(layer);
   const SequenceSpan& span = step.spans[tile.span];
   const std::size_t share = heads / of.heads;
-  const std::size_t padded = of.padded_value_width();
+  const std::size_t padded = of.padded_value_width(cache.cached());
   static thread_local std::vector<float> results;  // values are computed in whole vectors
   results.resize(kMostQueries * padded);
   const float* queries[kMostQueries];
@@ -180,7 +180,7 @@ void Attend::run_tile(Step& step, const Tile& tile, std::size_t row) const {
   values.resize(pages.size());
   for (std::size_t page = 0; page < pages.size(); ++page) {
     keys[page] = cache.keys(pages[page], layer, tile.head);
-    values[page] = keys[page] + of.key_bytes(cache.element());
+    values[page] = keys[page] + of.key_bytes(cache.cached());
   }
   AttentionTile work;
   work.count = tile.count;
@@ -193,7 +193,7 @@ void Attend::run_tile(Step& step, const Tile& tile, std::size_t row) const {
   work.scale = scale;
   work.softcap = softcap;
   work.window = window;
-  work.element = cache.element();
+  work.cached = cache.cached();
   work.keys = keys.data();
   work.values = values.data();
   step.machine.kernels.attend(work);

@@ -41,6 +41,7 @@ class OfferedModel:
     model: Text
     dtype: str | None = None
     weights: str | None = None
+    kv_cache: str | None = None
     max_context: Count | None = None
     threads: Count | None = None
     tensor: Count | None = None
@@ -55,7 +56,8 @@ class OfferedModel:
 
 
 _OF_EACH = (
-    "model", "dtype", "weights", "max_context", "threads", "tensor", "pipeline", "device", "adapters", "tool_parser",
+    "model", "dtype", "weights", "kv_cache", "max_context", "threads", "tensor", "pipeline", "device", "adapters",
+    "tool_parser",
 )  # fmt: skip
 
 
@@ -87,6 +89,7 @@ class DesiredModel:
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None
     weights: str | None = None
+    kv_cache: str | None = None
     max_context: Count | None = None
     threads: Count | None = None
     tensor: Count | None = None

@@ -48,6 +48,7 @@ SETTINGS: Final = (
     Setting("serve.inter_token_limit", "FERRULE_INTER_TOKEN_LIMIT", (str,), "auto", "a step beside prompts, as 2x"),
     Setting("serve.max_queue_time", "FERRULE_MAX_QUEUE_TIME", _DURATION, "10 min", "for which requests wait, or off"),
     Setting("serve.speculate", "FERRULE_SPECULATE", (str,), "off", "guess tokens of answers: ngram, ngram:K or off"),
+    Setting("serve.kv_cache", "FERRULE_KV_CACHE", (str,), "auto", "how keys and values are kept: auto, int8, int4"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
     Setting("engine.vendor_kernels", "FERRULE_VENDOR_KERNELS", (bool,), "true", "allow kernels of other libraries"),
     Setting("engine.device_peers", "FERRULE_DEVICE_PEERS", (str,), "auto", "NCCL, RCCL in a host: auto, always, never"),

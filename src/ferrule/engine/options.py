@@ -12,6 +12,7 @@ import msgspec
 from ferrule.engine.device_names import CPU, parse_devices
 from ferrule.engine.inter_token import AUTO, parse_inter_token_limit
 from ferrule.errors import ConfigError
+from ferrule.model import CACHE_BITS
 from ferrule.plan import Plan
 
 STEP_TIMEOUT = 600.0
@@ -27,6 +28,7 @@ After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
+KV_CACHES = tuple(CACHE_BITS)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 GUESSED, MOST_GUESSED = 8, 32
 """Tokens that ``--speculate ngram`` guesses at once at most, and those that may be asked for."""
@@ -94,7 +96,8 @@ class EngineOptions:
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
     disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``speculate``: whether tokens of
-    answers are guessed and computed together, for `parse_speculation`."""
+    answers are guessed and computed together, for `parse_speculation`. ``kv_cache``: of `KV_CACHES`, in what keys and
+    values are kept; ``auto``: in what the model computes in."""
 
     model: str
     tensor: int = 1
@@ -119,12 +122,15 @@ class EngineOptions:
     prefix_disk: int = 0
     inter_token_limit: str = AUTO
     speculate: str = "off"
+    kv_cache: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
             raise ConfigError(f"--dtype {self.dtype!r} is not one of {', '.join(DTYPE_NAMES)}")
         if self.weights is not None and self.weights not in WEIGHTS:
             raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        if self.kv_cache not in KV_CACHES:
+            raise ConfigError(f"--kv-cache {self.kv_cache!r} is not one of {', '.join(KV_CACHES)}")
         parse_devices(self.device)
         parse_inter_token_limit(self.inter_token_limit)
         parse_speculation(self.speculate)
@@ -147,8 +153,9 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies``, ``copies_left``, ``prefix_…`` and ``inter_token_limit``: as in `EngineOptions`. ``adapters``: with their
-    directories and identities. ``speculate``: tokens of a sequence that are guessed at once, at most."""
+    ``copies``, ``copies_left``, ``prefix_…``, ``kv_cache`` and ``inter_token_limit``: as in `EngineOptions`.
+    ``adapters``: with their directories and identities. ``speculate``: tokens of a sequence that are guessed at once,
+    at most."""
 
     directory: str
     dtype: str
@@ -173,6 +180,7 @@ class RankOptions:
     prefix_disk: int = 0
     inter_token_limit: str = AUTO
     speculate: int = 0
+    kv_cache: str = "auto"
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -5,8 +5,10 @@ from ferrule.model.embedded import demo_path
 from ferrule.model.families.family import Cuts
 from ferrule.model.headers import Stored
 from ferrule.model.hub import Hub
+from ferrule.model.kv_cache import CACHE_BITS, kept_in
 from ferrule.model.layer import (
     BUILT_IN,
+    CACHE_GROUP,
     COMPACT,
     AttentionSpec,
     ExpertsSpec,
@@ -23,6 +25,8 @@ from ferrule.model.split import HeadSplit, Range, no_plan, part_of, split_heads
 
 __all__ = [
     "BUILT_IN",
+    "CACHE_BITS",
+    "CACHE_GROUP",
     "COMPACT",
     "AttentionSpec",
     "Cuts",
@@ -40,6 +44,7 @@ __all__ = [
     "Stored",
     "Weights",
     "demo_path",
+    "kept_in",
     "known_models",
     "lacks_head",
     "no_plan",

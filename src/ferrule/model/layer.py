@@ -13,6 +13,9 @@ from ferrule.model.packing import Pieces, together
 VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
 
+CACHE_GROUP, SCALE_BYTES = 32, 2
+"""Numbers of a head that share a scale where keys and values are kept by codes, and its bytes."""
+
 FAVOURITES = 0.75
 """Exponent by which so many tokens of a batch choose experts as if at random. Chosen with llama.cpp's batches of 4 to
 32 on a DGX Spark in sight (bench/published)."""
@@ -90,12 +93,23 @@ class CachePolicy:
 
     ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as step
     programs of the built-in engine do: see `AttentionSpec.latents_twice`. ``windows``: layers with a sliding window
-    forget what is behind it, or (False) keep all.
+    forget what is behind it, or (False) keep all. ``code_bits``: keys, values and latents are kept by codes of so many
+    bits, in groups with a scale each; 0: as numbers. ``unpacks``: codes are made numbers in memory before they are
+    attended to, as they are anyway in layers without a step program. What an indexer, compressed attention and
+    recurrent mixers keep stays numbers.
     """
 
     element_bytes: float = 2.0
     latents: bool = True
     windows: bool = True
+    code_bits: int = 0
+    unpacks: bool = False
+
+    def row_bytes(self, width: int) -> float:
+        """Bytes of a key, a value or a latent of ``width`` numbers."""
+        if not self.code_bits:
+            return width * self.element_bytes
+        return -(-width // CACHE_GROUP) * (CACHE_GROUP * self.code_bits / 8 + SCALE_BYTES)
 
 
 COMPACT = CachePolicy()
@@ -146,22 +160,28 @@ class AttentionSpec:
         """Number of the last ``tokens`` tokens that are attended to."""
         return tokens if self.window is None else min(tokens, self.window)
 
-    def elements(self, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
-        """Numbers per token on a rank with ``share`` of the key/value heads; of entries, on average. Latents have no
+    @property
+    def elements(self) -> float:
+        """Numbers per token, those that are kept twice counted once; of entries, on average."""
+        return self.token_bytes(CachePolicy(element_bytes=1.0))
+
+    def token_bytes(self, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
+        """Bytes per token on a rank with ``share`` of the key/value heads; of entries, on average. Latents have no
         heads, so every rank keeps all of them."""
         if self.kind == "compressed":
-            return (self.key_width + self.index_width) / self.rate if self.rate else 0.0
+            return (self.key_width + self.index_width) / self.rate * policy.element_bytes if self.rate else 0.0
         if self.kind == "latent":
             twice = self.latents_twice and not policy.latents
-            return self.index_width + self.latent_width + (-(-self.latent_rank // VECTOR) * VECTOR if twice else 0)
-        return self.key_value_heads * (self.key_width + self.value_width) * share
+            second = policy.row_bytes(-(-self.latent_rank // VECTOR) * VECTOR) if twice else 0.0
+            return self.index_width * policy.element_bytes + policy.row_bytes(self.latent_width) + second
+        return self.key_value_heads * (policy.row_bytes(self.key_width) + policy.row_bytes(self.value_width)) * share
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads."""
         if self.shared_cache or self.both_ways:
             return 0.0
         kept = self.seen(tokens) if policy.windows and self.kind != "compressed" else tokens
-        return self.elements(policy, share) * policy.element_bytes * kept
+        return self.token_bytes(policy, share) * kept
 
     def read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
@@ -172,9 +192,9 @@ class AttentionSpec:
             chosen = entries if self.most is None else min(entries, self.most)
             return (self.index_width * entries + self.key_width * chosen) * policy.element_bytes
         if self.most is not None and tokens > self.most:
-            rest = self.elements(policy, share) - self.index_width
-            return (self.index_width * tokens + rest * self.most) * policy.element_bytes
-        return self.elements(policy, share) * policy.element_bytes * self.seen(tokens)
+            index = self.index_width * policy.element_bytes
+            return index * tokens + (self.token_bytes(policy, share) - index) * self.most
+        return self.token_bytes(policy, share) * self.seen(tokens)
 
     def flops(self, tokens: int, past: int = 0) -> int:
         """Floating point operations of scores and weighted sums for ``tokens`` new tokens after ``past`` ones.
@@ -356,6 +376,9 @@ class LayerSpec:
         """Bytes of the cache that one new token reads there when its sequence has ``tokens`` tokens. A state is written
         as well."""
         read = 0.0 if self.attention is None else self.attention.read_bytes(tokens, policy, self._key_value(share))
+        if self.attention is not None and policy.code_bits and (policy.unpacks or self.program_operations is None):
+            numbers = replace(policy, code_bits=0)  # written, and read again
+            read += 2 * self.attention.read_bytes(tokens, numbers, self._key_value(share))
         return read + 2 * self.state_bytes(policy)
 
     def state_bytes(self, policy: CachePolicy = COMPACT) -> float:

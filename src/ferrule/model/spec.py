@@ -22,9 +22,10 @@ class ModelSpec:
     same matrix as the embedding's, held once where both are on one rank.
 
     ``query_heads`` and ``key_value_heads``: of a usual layer, as attention sees them (latent attention has as many
-    key/value heads as query heads). ``activation_bytes``: of one number between layers. ``stored``: the format of the
-    weights in words (``bfloat16``, ``4-bit in groups of 64``). ``counted``: whether ``bytes`` come from the headers of
-    the files, from the index, or from ``config.json`` alone by arithmetic.
+    key/value heads as query heads). ``activation_bytes``: of one number between layers.
+    ``cache_bits``: of the codes by which the built-in engine keeps keys and values; 0: as it computes. ``stored``: the
+    format of the weights in words (``bfloat16``, ``4-bit in groups of 64``). ``counted``: whether ``bytes`` come from
+    the headers of the files, from the index, or from ``config.json`` alone by arithmetic.
 
     ``tensor_refusal``, ``pipeline_refusal`` and ``expert_refusal`` say why the built-in engine cannot split this
     architecture that way, or are None. ``notes``: what a user should know about these numbers.
@@ -48,6 +49,7 @@ class ModelSpec:
     vocab_size: int
     max_context: int
     activation_bytes: float = 2.0
+    cache_bits: int = 0
     stored: str = ""
     counted: Counted = "config"
     tensor_refusal: str | None = None

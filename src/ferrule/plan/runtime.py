@@ -101,7 +101,8 @@ class Runtime:
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
     through a layer. ``eager``: starts each operation from Python; ``call_operations``: as how many a call of
     `MIXER_CALLS` counts (0: recurrent mixers are as many as attention). ``cache_computed``: keys and values are kept in
-    what the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free
+    what the model computes in or by codes of `ModelSpec.cache_bits`, whatever ``cache`` says of their bytes.
+    ``cache_share``: of the memory that is free
     after loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger
     than what it holds; ``max_sequences``: at once, by default, as long as states take no more than ``state_share`` of
     that memory (1: room is made for those that run). ``packs``: weights lie in memory as `ModelSpec.in_engine` says,
@@ -151,7 +152,9 @@ class Runtime:
         """Cache policy of the runtime for ``model``."""
         if not self.cache_computed:
             return self.cache
-        return replace(self.cache, element_bytes=min(model.activation_bytes, MOST_COMPUTED_BYTES))
+        computed = min(model.activation_bytes, MOST_COMPUTED_BYTES)
+        unpacks = self.program_end_operations is None
+        return replace(self.cache, element_bytes=computed, code_bits=model.cache_bits, unpacks=unpacks)
 
     def sequences(self, free: float, state_bytes: float, most: int) -> int:
         """Number of sequences at once, ``most`` at most, so that what recurrent layers keep of them, ``state_bytes`` of

@@ -47,6 +47,8 @@ def test_a_device_that_is_right(small: Machine) -> None:
         "packed weights: Q4_K",
         "packed experts",
         "the embedded model, int4",
+        "the embedded model, int8 cache",
+        "the embedded model, int4 cache",
         "captured steps, int4",
     } <= {check.name for check in report.checks}
     steps = [check.detail for check in report.checks if check.name.startswith("captured")]

@@ -204,3 +204,4 @@ def test_errors_are_relative_and_what_is_no_number_is_infinitely_wrong() -> None
     assert error(np.full_like(rows, np.nan), rows) == float("inf")
     assert tolerance("float32", 80) < tolerance("float16", 80) < tolerance("bfloat16", 80) <= MOST
     assert tolerance("bfloat16", 4) == pytest.approx(10 / 256 * 2)
+    assert tolerance("bfloat16", 4, 8) == tolerance("bfloat16", 4) < tolerance("float32", 4, 4) == MOST

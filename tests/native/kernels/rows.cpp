@@ -10,7 +10,13 @@
 namespace {
 
 using ferrule::Activation;
+using ferrule::Cached;
+using ferrule::code_bits;
 using ferrule::Element;
+using ferrule::element_bytes;
+using ferrule::element_of;
+using ferrule::has_codes;
+using ferrule::kCacheGroup;
 using ferrule::kPageTokens;
 using testing::kEpsilon;
 using testing::near;
@@ -158,7 +164,7 @@ void check_narrow(std::size_t n) {
 }
 
 struct Attention {
-  Element element;
+  Cached cached;
   std::size_t count;
   std::size_t width;
   std::size_t value_width;
@@ -167,52 +173,112 @@ struct Attention {
   bool sinks;
 };
 
+// Pages of keys, or of values, of `width` numbers.
 class Pages {
  public:
-  Pages(Element element, std::size_t pages, std::size_t numbers)
-      : element_(element), numbers_(numbers), bytes_(pages * numbers * ferrule::element_bytes(element)) {
-    for (std::size_t i = 0; i < pages; ++i) {
-      starts_.push_back(bytes_.data() + i * numbers * ferrule::element_bytes(element));
+  Pages(Cached cached, std::size_t pages, std::size_t width, bool keys)
+      : cached_(cached), width_(width), keys_(keys), groups_((width + kCacheGroup - 1) / kCacheGroup) {
+    const std::size_t row = has_codes(cached)
+                                ? groups_ * (kCacheGroup * static_cast<std::size_t>(code_bits(cached)) / 8 + 2)
+                                : width * element_bytes(element_of(cached));
+    page_bytes_ = kPageTokens * row;
+    bytes_.resize(pages * page_bytes_);
+    for (std::size_t i = 0; i < pages; ++i) starts_.push_back(bytes_.data() + i * page_bytes_);
+  }
+  // The numbers of a token.
+  void set(std::size_t token, const std::vector<float>& numbers) {
+    for (std::size_t k = 0; k < numbers.size(); k += has_codes(cached_) ? kCacheGroup : 1) {
+      if (!has_codes(cached_)) {
+        kernels().narrow(element_of(cached_), &numbers[k], 1, plain(token, k));
+        continue;
+      }
+      float some[kCacheGroup] = {};
+      std::copy_n(&numbers[k], std::min(kCacheGroup, numbers.size() - k), some);
+      std::int8_t codes[kCacheGroup];
+      const std::uint16_t scale = std::isnan(some[0]) ? 0x7e00 : kernels().encode(some, code_bits(cached_), codes);
+      std::memcpy(scale_at(token, k / kCacheGroup), &scale, sizeof scale);
+      for (std::size_t i = 0; i < kCacheGroup; ++i) {
+        if (cached_ == Cached::int8) {
+          *code_at(token, k + i) = static_cast<std::uint8_t>(codes[i]);
+        } else if (i < 16) {
+          *code_at(token, k + i) = static_cast<std::uint8_t>((codes[i] + 8) | (codes[i + 16] + 8) << 4);
+        }
+      }
     }
   }
-  void set(std::size_t page, std::size_t at, float value) {
-    std::uint8_t* const to = bytes_.data() + (page * numbers_ + at) * ferrule::element_bytes(element_);
-    kernels().narrow(element_, &value, 1, to);
-  }
-  double get(std::size_t page, std::size_t at) const {
-    const std::uint8_t* const from = starts_[page] + at * ferrule::element_bytes(element_);
-    float value = 0;
-    kernels().add_narrow(element_, from, 1, 1, &value);
-    return value;
+  double get(std::size_t token, std::size_t k) {
+    if (!has_codes(cached_)) {
+      float value = 0;
+      kernels().add_narrow(element_of(cached_), plain(token, k), 1, 1, &value);
+      return value;
+    }
+    std::uint16_t scale;
+    std::memcpy(&scale, scale_at(token, k / kCacheGroup), sizeof scale);
+    const std::uint8_t code = *code_at(token, k);
+    if (cached_ == Cached::int8) return static_cast<std::int8_t>(code) * static_cast<double>(ferrule::F16::load(scale));
+    return ((k % kCacheGroup < 16 ? code & 15 : code >> 4) - 8) * static_cast<double>(ferrule::F16::load(scale));
   }
   const std::uint8_t* const* starts() const { return starts_.data(); }
 
  private:
-  Element element_;
-  std::size_t numbers_;
+  std::uint8_t* page(std::size_t token) { return bytes_.data() + token / kPageTokens * page_bytes_; }
+  std::uint8_t* plain(std::size_t token, std::size_t k) {
+    const std::size_t lane = token % kPageTokens;
+    std::size_t place = lane * width_ + k;
+    if (keys_) place = cached_ == Cached::bf16 ? k / 2 * 2 * kPageTokens + lane * 2 + k % 2 : k * kPageTokens + lane;
+    return page(token) + place * element_bytes(element_of(cached_));
+  }
+  std::uint8_t* code_at(std::size_t token, std::size_t k) {
+    const std::size_t lane = token % kPageTokens;
+    const std::size_t each = kCacheGroup * static_cast<std::size_t>(code_bits(cached_)) / 8;
+    const std::size_t place = k / kCacheGroup * each + k % kCacheGroup % each;
+    return page(token) + (keys_ ? place * kPageTokens + lane : lane * groups_ * each + place);
+  }
+  std::uint8_t* scale_at(std::size_t token, std::size_t group) {
+    const std::size_t lane = token % kPageTokens;
+    std::uint8_t* const scales = page(token) + page_bytes_ - 2 * kPageTokens * groups_;
+    return scales + 2 * (keys_ ? group * kPageTokens + lane : lane * groups_ + group);
+  }
+
+  Cached cached_;
+  std::size_t width_;
+  bool keys_;
+  std::size_t groups_;
+  std::size_t page_bytes_;
   std::vector<std::uint8_t> bytes_;
   std::vector<const std::uint8_t*> starts_;
 };
 
+// Codes are nearest to the numbers, and the number that is farthest from zero has its own.
+void check_encode(int bits) {
+  for (int turn = 0; turn < 100; ++turn) {
+    std::vector<float> x = normal(kCacheGroup);
+    if (turn == 0) std::ranges::fill(x, 0.0F);
+    for (float& each : x) each = std::ldexp(each, turn % 20 - 10);
+    std::int8_t codes[kCacheGroup];
+    const double scale = ferrule::F16::load(kernels().encode(x.data(), bits, codes));
+    const int lowest = -(1 << (bits - 1));
+    const double most = std::abs(*std::ranges::max_element(x, {}, [](float each) { return std::abs(each); }));
+    near(static_cast<float>(std::abs(scale) * -lowest), most, most * 0x1p-11 - lowest * 0x1p-25, "scale");
+    for (std::size_t i = 0; i < kCacheGroup; ++i) {
+      CHECK(codes[i] >= lowest && codes[i] < -lowest);
+      const double wanted = scale == 0 ? 0 : std::clamp(std::nearbyint(x[i] / scale), 1.0 * lowest, -1.0 - lowest);
+      CHECK(std::abs(codes[i] - wanted) <= (std::abs(std::abs(x[i] / scale - wanted) - 0.5) < 1e-4 ? 1 : 0));
+    }
+  }
+}
+
 void check_attention(const Attention& given) {
   constexpr std::size_t kPages = 3;
   constexpr std::int64_t kLast = 41;  // position of the last query: not all of the last page is there
-  const Element element = given.element;
+  const Cached cached = given.cached;
   const std::size_t count = given.count, width = given.width, value_width = given.value_width;
   const std::int64_t window = given.window;
-  const auto key_place = [&](std::size_t token, std::size_t k) {
-    return element == Element::bf16 ? k / 2 * 2 * kPageTokens + token * 2 + k % 2 : k * kPageTokens + token;
-  };
-  Pages keys(element, kPages, width * kPageTokens), values(element, kPages, value_width * kPageTokens);
+  Pages keys(cached, kPages, width, true), values(cached, kPages, value_width, false);
   for (std::size_t token = 0; token < kPages * kPageTokens; ++token) {
     const bool there = static_cast<std::int64_t>(token) <= kLast;
-    const std::vector<float> key = normal(width), value = normal(value_width);
-    for (std::size_t k = 0; k < width; ++k) {
-      keys.set(token / kPageTokens, key_place(token % kPageTokens, k), there ? key[k] : NAN);
-    }
-    for (std::size_t k = 0; k < value_width; ++k) {
-      values.set(token / kPageTokens, token % kPageTokens * value_width + k, there ? value[k] : NAN);
-    }
+    keys.set(token, there ? normal(width) : std::vector<float>(width, NAN));
+    values.set(token, there ? normal(value_width) : std::vector<float>(value_width, NAN));
   }
   std::vector<std::vector<float>> queries, out(count, std::vector<float>(value_width));
   std::vector<const float*> from;
@@ -227,7 +293,7 @@ void check_attention(const Attention& given) {
   const std::vector<float> sink = normal(count);
   const float scale = 1 / std::sqrt(static_cast<float>(width));
   kernels().attend({count, width, value_width, from.data(), to.data(), positions.data(),
-                    given.sinks ? sink.data() : nullptr, scale, given.softcap, window, element, keys.starts(),
+                    given.sinks ? sink.data() : nullptr, scale, given.softcap, window, cached, keys.starts(),
                     values.starts()});
   for (std::size_t t = 0; t < count; ++t) {
     std::vector<double> sums(value_width);
@@ -238,9 +304,9 @@ void check_attention(const Attention& given) {
       double logit = 0;
       double size = 0;
       for (std::size_t k = 0; k < width; ++k) {
-        const bool pairs = element == Element::bf16 && testing::bf16_pairs();
+        const bool pairs = cached == Cached::bf16 && testing::bf16_pairs();
         const double query = pairs ? testing::to_bf16(queries[t][k]) : queries[t][k];
-        const double product = query * keys.get(token / kPageTokens, key_place(token % kPageTokens, k)) * scale;
+        const double product = query * keys.get(token, k) * scale;
         logit += product;
         size += std::abs(product);
       }
@@ -249,7 +315,7 @@ void check_attention(const Attention& given) {
       total += weight;
       most = std::max(most, size);
       for (std::size_t k = 0; k < value_width; ++k) {
-        sums[k] += weight * values.get(token / kPageTokens, token % kPageTokens * value_width + k);
+        sums[k] += weight * values.get(token, k);
       }
     }
     // An error in a logit is one of its weight, and values are at most 5 or so.
@@ -272,12 +338,13 @@ int main(int count, char** arguments) {
     check_exponentials(n);
     check_narrow(n);
   }
-  for (const Element element : {Element::bf16, Element::f16, Element::f32}) {
+  for (const int bits : {8, 4}) check_encode(bits);
+  for (const Cached cached : {Cached::bf16, Cached::f16, Cached::f32, Cached::int8, Cached::int4}) {
     for (const std::size_t queries : {1, 2, 4, 8}) {
-      check_attention({element, queries, 64, 64, 0, 0, false});
-      check_attention({element, queries, 34, 48, 20, 0, true});
-      check_attention({element, queries, 70, 16, 0, 20, true});
-      check_attention({element, queries, 64, 80, 30, 5, false});
+      check_attention({cached, queries, 64, 64, 0, 0, false});
+      check_attention({cached, queries, 34, has_codes(cached) ? 96U : 48U, 20, 0, true});
+      check_attention({cached, queries, 70, has_codes(cached) ? 32U : 16U, 0, 20, true});
+      check_attention({cached, queries, 64, has_codes(cached) ? 160U : 80U, 30, 5, false});
     }
   }
 }

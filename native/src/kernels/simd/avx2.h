@@ -151,10 +151,17 @@ inline F load_u8(const void* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)),
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)))};
 }
-inline F load_i8(const void* p) {
-  const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+inline F widen_i8(__m128i codes) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline F load_i8(const void* p) { return widen_i8(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+// Numbers of 4 bits, less 8: 16 of 32, in the lower halves of 16 bytes or in the higher ones.
+template <bool kHigh>
+inline F load_i4(const void* p) {
+  const __m128i all = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  const __m128i halves = _mm_and_si128(kHigh ? _mm_srli_epi16(all, 4) : all, _mm_set1_epi8(15));
+  return widen_i8(_mm_sub_epi8(halves, _mm_set1_epi8(8)));
 }
 inline F load_e8m0(const void* p) {
   const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));

@@ -96,6 +96,13 @@ inline F load_u8(const void* p) {
 inline F load_i8(const void* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))))};
 }
+// Numbers of 4 bits, less 8: 16 of 32, in the lower halves of 16 bytes or in the higher ones.
+template <bool kHigh>
+inline F load_i4(const void* p) {
+  const __m128i all = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  const __m128i halves = _mm_and_si128(kHigh ? _mm_srli_epi16(all, 4) : all, _mm_set1_epi8(15));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_sub_epi8(halves, _mm_set1_epi8(8))))};
+}
 inline F load_e8m0(const void* p) {
   const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(code, 23))};

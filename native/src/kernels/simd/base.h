@@ -168,6 +168,11 @@ inline F load_bf16(const void* p) {
 inline F load_f16(const void* p) { FERRULE_EACH(F, half_to_float(read_at<std::uint16_t>(p, i))); }
 inline F load_u8(const void* p) { FERRULE_EACH(F, static_cast<float>(read_at<std::uint8_t>(p, i))); }
 inline F load_i8(const void* p) { FERRULE_EACH(F, static_cast<float>(read_at<std::int8_t>(p, i))); }
+// Numbers of 4 bits, less 8: 16 of 32, in the lower halves of 16 bytes or in the higher ones.
+template <bool kHigh>
+inline F load_i4(const void* p) {
+  FERRULE_EACH(F, static_cast<float>((read_at<std::uint8_t>(p, i) >> (kHigh ? 4 : 0) & 15) - 8));
+}
 inline F load_e8m0(const void* p) {
   FERRULE_EACH(F, bits_to_float(static_cast<std::uint32_t>(read_at<std::uint8_t>(p, i)) << 23));
 }

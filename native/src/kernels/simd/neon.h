@@ -185,12 +185,19 @@ inline I load_lanes(const void* p) {
           vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(last))), vreinterpretq_s32_u32(vmovl_high_u16(last))};
 }
 inline F load_u8(const void* p) { return to_float(load_lanes(p)); }
-inline F load_i8(const void* p) {
-  const int8x16_t all = vld1q_s8(static_cast<const std::int8_t*>(p));
+inline F widen_i8(int8x16_t all) {
   const int16x8_t first = vmovl_s8(vget_low_s8(all));
   const int16x8_t last = vmovl_high_s8(all);
   return to_float(
       {vmovl_s16(vget_low_s16(first)), vmovl_high_s16(first), vmovl_s16(vget_low_s16(last)), vmovl_high_s16(last)});
+}
+inline F load_i8(const void* p) { return widen_i8(vld1q_s8(static_cast<const std::int8_t*>(p))); }
+// Numbers of 4 bits, less 8: 16 of 32, in the lower halves of 16 bytes or in the higher ones.
+template <bool kHigh>
+inline F load_i4(const void* p) {
+  const uint8x16_t all = vld1q_u8(static_cast<const std::uint8_t*>(p));
+  const uint8x16_t halves = kHigh ? vshrq_n_u8(all, 4) : vandq_u8(all, vdupq_n_u8(15));
+  return widen_i8(vsubq_s8(vreinterpretq_s8_u8(halves), vdupq_n_s8(8)));
 }
 inline F load_e8m0(const void* p) {
   const I code = load_lanes(p);

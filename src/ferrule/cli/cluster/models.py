@@ -77,6 +77,7 @@ def offered(several: Sequence[Wanted]) -> tuple[OfferedModel, ...]:
                 model=model,
                 dtype=each.dtype,
                 weights=each.weights,
+                kv_cache=each.kv_cache,
                 max_context=each.max_context,
                 threads=each.threads,
                 tensor=each.tp,

@@ -76,6 +76,10 @@ def plan(
     weights: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="As if stored so: int4, mlx-4bit, q4_k_m, fp8...")
     ] = None,
+    kv_cache: Annotated[
+        Literal["auto", "int8", "int4"],
+        typer.Option("--kv-cache", help="As if served with this `--kv-cache`: keys and values quantised."),
+    ] = "auto",
     runtime: Annotated[
         str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
     ] = "ferrule",
@@ -126,7 +130,11 @@ def plan(
         raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
     # What cannot be is told before machines are measured and asked.
     check_folders((save, picture))
-    asked = None if model is None else asked_of(model, weights, runtime, (context, prompt, concurrency, kwh_price))
+    asked = (
+        None
+        if model is None
+        else asked_of(model, weights, runtime, (context, prompt, concurrency, kwh_price), kv_cache)
+    )
     if explain_step and asked is not None:
         from ferrule.cli.plan.step import check_engine
 

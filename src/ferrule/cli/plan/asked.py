@@ -45,27 +45,31 @@ class Asked:
         return Question(self.model, cluster, self.work, objective, self.runtime, self.lighter)
 
 
-def asked_of(name: str, weights: str | None, engine: str, work: tuple[int, int, int, float | None]) -> Asked:
+def asked_of(
+    name: str, weights: str | None, engine: str, work: tuple[int, int, int, float | None], kv_cache: str = "auto"
+) -> Asked:
     """Read model ``name``. ``work``: context, prompt, concurrency and the price of a kWh. Raises `ConfigError` for
     flags that cannot be, and what `read_model` raises."""
     from ferrule.errors import FerruleError
-    from ferrule.model import read_model
+    from ferrule.model import kept_in, read_model
     from ferrule.model.storage import PLAIN
     from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload
 
     runtime = RUNTIMES.get(engine)
     if runtime is None:
         raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
+    if kv_cache != "auto" and runtime is not BUILT_IN_ENGINE:
+        raise ConfigError(f"--kv-cache is of the built-in engine, and --runtime is {engine}: leave one of them out")
     context, prompt, concurrency, kwh_price = work
     if prompt > context:
         raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
-    model = read_model(name, weights=weights)
+    model = kept_in(read_model(name, weights=weights), kv_cache)
     lighter = []
     for stored in _FORMATS[engine]:
         try:
             flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
             description = f"{stored} (--weights {stored})" if flag else stored
-            lighter.append((description, read_model(name, weights=stored)))
+            lighter.append((description, kept_in(read_model(name, weights=stored), kv_cache)))
         except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
             break
     lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]

@@ -41,6 +41,7 @@ class ModelJson(ModelFacts):
     counted: Counted
     max_context: int
     state_bytes: float
+    cache_bits: int
     notes: tuple[str, ...]
     known_family: bool
     encoder: bool
@@ -165,6 +166,7 @@ class QuestionJson(msgspec.Struct, frozen=True):
                 counted=model.counted,
                 max_context=model.max_context,
                 state_bytes=model.state_bytes(question.runtime.cache_of(model)),
+                cache_bits=model.cache_bits,
                 notes=model.notes,
                 known_family=model.known_family,
                 encoder=model.encoder,

@@ -52,6 +52,7 @@ def header(question: Question) -> Text:
     text = Text(model.name, style="bold")
     state = model.state_bytes(question.runtime.cache_of(model))
     kept = f", {format_bytes(round(state))} of state per sequence" if model.recurrent else ""
+    kept += f", keys and values in int{model.cache_bits}" if model.cache_bits else ""
     kept += ", embeddings only" if model.encoder else ""
     text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers{kept}\n")
     text += Text(

@@ -15,6 +15,7 @@ from ferrule.cli.serving.model import (
     Device,
     Dtype,
     Graphs,
+    KvCache,
     MaxContext,
     Pp,
     SelfTest,
@@ -71,6 +72,7 @@ def generate(
     pp: Pp = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
+    kv_cache: KvCache = "auto",
     adapter: Annotated[
         str | None, typer.Option(metavar="NAME=PATH", help="A LoRA adapter (PEFT) to answer with.")
     ] = None,
@@ -105,6 +107,7 @@ def generate(
         self_test=self_test,
         graphs=graphs,
         weights=weights,
+        kv_cache=kv_cache,
         device=device or CPU,
         adapters=adapters,
         speculate=speculate,

@@ -32,6 +32,14 @@ Weights = Annotated[
     Literal["int8", "int4"] | None,
     typer.Option("--weights", help="Quantise plain weights to this while they are loaded; left out: as stored."),
 ]
+KvCache = Annotated[
+    Literal["auto", "int8", "int4"],
+    typer.Option(
+        "--kv-cache",
+        envvar="FERRULE_KV_CACHE",
+        help="Keep keys and values as numbers that are computed in (auto), or quantised: more context, less to read.",
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(

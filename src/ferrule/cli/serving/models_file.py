@@ -34,6 +34,7 @@ class Wanted:
     ttl: float | None = None
     preload: bool = False
     tool_parser: str = "auto"
+    kv_cache: str = "auto"
 
 
 _KEYS: dict[str, type] = {
@@ -51,6 +52,7 @@ _KEYS: dict[str, type] = {
     "ttl": float,
     "preload": bool,
     "tool_parser": str,
+    "kv_cache": str,
 }
 
 

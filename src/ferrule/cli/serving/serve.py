@@ -20,6 +20,7 @@ from ferrule.cli.serving.model import (
     Encrypt,
     Graphs,
     InterTokenLimit,
+    KvCache,
     MaxContext,
     Pp,
     PrefixCache,
@@ -90,6 +91,7 @@ def serve(
     ] = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
+    kv_cache: KvCache = "auto",
     device: Device = None,
     max_context: MaxContext = None,
     api_key: Annotated[
@@ -217,7 +219,9 @@ def serve(
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
-        common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
+        common = Wanted(
+            "", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser, kv_cache=kv_cache
+        )
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     prefix_disk = prefix_disk_of(prefix_cache_disk)
@@ -284,6 +288,7 @@ def serve(
             pipeline=pp,
             dtype=dtype,
             weights=weights,
+            kv_cache=kv_cache,
             device=device,
             max_context=max_context,
             threads=threads,
@@ -375,6 +380,7 @@ def serve(
             standby=standby,
             encrypt=encrypt,
             weights=weights,
+            kv_cache=kv_cache,
             device=device or CPU,
             adapters=adapters,
         )

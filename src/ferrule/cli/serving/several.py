@@ -114,6 +114,7 @@ async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) 
         wanted.name,
         wanted.threads,
         weights=wanted.weights,
+        kv_cache=wanted.kv_cache,
         device=wanted.device or CPU,
         adapters=parse_adapters(wanted.adapters),
         prefix_tokens=wanted.max_context or CONTEXT,

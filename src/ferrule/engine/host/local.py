@@ -123,6 +123,7 @@ class LocalEngine:
             prefix_disk=options.prefix_disk,
             inter_token_limit=options.inter_token_limit,
             speculate=parse_speculation(options.speculate),
+            kv_cache=options.kv_cache,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 

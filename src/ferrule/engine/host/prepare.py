@@ -22,7 +22,7 @@ from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import Progress, ProgressCallback, SamplingParams
 from ferrule.engine.vectors import Dense, read_dense
 from ferrule.errors import ConfigError, ModelError
-from ferrule.model import Embedding, ModelSpec, lacks_head, read_embedding
+from ferrule.model import Embedding, ModelSpec, kept_in, lacks_head, read_embedding
 from ferrule.plan import Plan, make_plan
 from ferrule.process.memory import trim
 
@@ -66,7 +66,7 @@ def prepare(
     Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
     """
     directory = resolve(options.model, lambda done, total: on_progress(Progress(0, "download", done, total)))
-    spec = read_spec(directory, options.weights, options.dtype)
+    spec = kept_in(read_spec(directory, options.weights, options.dtype), options.kv_cache)
     if options.max_context is not None and options.max_context > spec.max_context:
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"

@@ -87,12 +87,14 @@ def batch_attention(
             chosen = indices[number] if indices else None
             outputs.append(special(module, *parts, segment, scaling=scaling, window=window, chosen=chosen))
             continue
+        new = segment.stop - segment.start
+        first = first_seen(segment.cache.length + new, new, window, chunk)
         if kept_by is None:
-            keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
+            keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span], first)
         else:
-            keys, values = segment.cache.seen(kept_by, segment.stop - segment.start)
+            keys, values = segment.cache.seen(kept_by, new, first)
         kind = scaling, window, softcap, s_aux, chunk, segment.blocks
-        outputs.append(attend(query[0, :, span], keys, values, segment.masks, *kind))
+        outputs.append(attend(query[0, :, span], keys, values, segment.masks, *kind, first))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
 
@@ -108,23 +110,21 @@ def attend(
     sinks: Tensor | None = None,
     chunk: int | None = None,
     blocks: Sequence[tuple[int, int]] = (),
+    first: int = 0,
 ) -> Tensor:
     """Causal attention of one sequence's newest tokens.
 
-    ``query`` (query heads, new, width); ``keys``, ``values`` (key/value heads, all, width): the last ``new`` of them
-    are the queries' own. ``masks``: those that earlier layers made for the same tokens. ``chunk``: a token sees
-    those of its own chunk of so many only (Llama 4). ``blocks``: as of `Segment`. Returns (query
-    heads, new, value width).
+    ``query`` (query heads, new, width); ``keys``, ``values`` (key/value heads, seen, width), of positions from
+    ``first`` on: the last ``new`` of them are the queries' own. ``masks``: those that earlier layers made for the same
+    tokens. ``chunk``: a token sees those of its own chunk of so many only (Llama 4). ``blocks``: as of `Segment`.
+    Returns (query heads, new, value width).
     """
     heads, new, width = query.shape
     groups = heads // keys.shape[0]
-    first, total = 0, keys.shape[1]
-    if window is not None:
-        first = max(0, total - (new + window - 1))
-    if chunk is not None:
-        first = max(first, (total - new) // chunk * chunk)
-    if first:
-        keys, values = keys[:, first:], values[:, first:]
+    total = first + keys.shape[1]
+    unseen = first_seen(total, new, window, chunk) - first
+    if unseen > 0:
+        keys, values, first = keys[:, unseen:], values[:, unseen:], first + unseen
     # The query heads that share a key/value head are laid out as further queries of it: nothing is repeated.
     grouped = query.reshape(keys.shape[0], groups * new, width)
     mask = None
@@ -141,6 +141,12 @@ def attend(
         tall_sinks = None if sinks is None else sinks.reshape(keys.shape[0], groups, 1).repeat_interleave(new, dim=1)
         out = explicit(grouped, keys, values, scaling, mask, softcap, tall_sinks)
     return out.reshape(heads, new, values.shape[2])
+
+
+def first_seen(total: int, new: int, window: int | None, chunk: int | None) -> int:
+    """The first position that any of the last ``new`` of ``total`` tokens sees."""
+    first = 0 if window is None else max(0, total - (new + window - 1))
+    return first if chunk is None else max(first, (total - new) // chunk * chunk)
 
 
 def causal_mask(

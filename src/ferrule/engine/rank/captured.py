@@ -25,6 +25,7 @@ from ferrule.engine.devices.script import Script
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.engine.rank.attention import ATTEND
 from ferrule.engine.rank.batch import Batch, Kind
+from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.pages import NOTHING, PAGE, WASTE, Layout, PagedCache
 from ferrule.engine.rank.cache.rows import Rows
 from ferrule.engine.rank.model import ShardedModel
@@ -65,10 +66,10 @@ def memory(free: int) -> int:
     return min(MEMORY, int(free * CAPTURED_SHARE))
 
 
-def room(memory: int, layers: dict[int, Layout]) -> int:
+def room(memory: int, layers: dict[int, Layout], codes: Codes | None) -> int:
     """Rows times what each looks back on, in tokens, of the largest step that fits into ``memory``."""
     widest = max(layout.bytes for layout in layers.values())
-    return memory // (_COPIES * widest)
+    return memory // (_COPIES * widest * (1 if codes is None else codes.unpacked))
 
 
 class Size(NamedTuple):

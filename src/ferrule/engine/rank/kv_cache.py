@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.pages import PagedCache, Pages
 from ferrule.engine.rank.cache.rows import Rows
 from ferrule.engine.rank.cache.sequence import SequenceCache
@@ -34,10 +35,11 @@ class KVCache:
     """All sequences' caches on this rank, and which of them the batch now running is made of. ``border``: tokens beyond
     which a sequence is a long one; None: all are alike. ``asks_tokens``: layers read ``tokens`` (1, tokens) of it.
     ``pages``: that the caches of sequences which begin from now on are in, if any. ``rows``: in place of segments, the
-    batch of a step that is captured."""
+    batch of a step that is captured. ``codes``: by which keys and values are kept, if they are."""
 
     def __init__(self) -> None:
         self.pages: Pages | None = None
+        self.codes: Codes | None = None
         self.rows: Rows | None = None
         self.sequences: dict[int, SequenceCache] = {}
         self.segments: list[Segment] = []
@@ -86,6 +88,9 @@ class KVCache:
         """Start a sequence afresh, of which so many tokens are ``known``."""
         self.release(identity)
         long = self.border is not None and known > self.border
-        fresh = SequenceCache(long=long) if self.pages is None else PagedCache(long=long, pool=self.pages)
+        if self.pages is None:
+            fresh = SequenceCache(long=long, codes=self.codes)
+        else:
+            fresh = PagedCache(long=long, codes=self.codes, pool=self.pages)
         self.sequences[identity] = fresh
         return fresh

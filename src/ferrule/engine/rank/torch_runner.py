@@ -16,6 +16,7 @@ from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.blocks import TensorBlocks
 from ferrule.engine.rank.cache.blocks import unfit as unfit_blocks
+from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
 from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
@@ -62,10 +63,12 @@ class TorchRunner:
             options.weights,
             options.adapters,
         )
+        self.model.cache.codes = Codes.of(options.kv_cache)
         self.weight_bytes = self.model.weight_bytes
         kernels = self.model.kernels
         if kernels:
             self.device_title += f", packed weights by {', '.join(kernels)}"
+        self.device_title += "" if self.model.cache.codes is None else f", {options.kv_cache} cache"
         self.dtype = str(self.model.dtype).removeprefix("torch.")
         seeing = seeing_of(directory)
         self._together = seeing is not None and seeing.together
@@ -155,14 +158,14 @@ class TorchRunner:
 
     def captured_room(self) -> int:
         """See `Runner.captured_room`."""
-        return room(self._graph_memory, self._layouts) if self._layouts else 0
+        return room(self._graph_memory, self._layouts, self.model.cache.codes) if self._layouts else 0
 
     def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
         """See `Runner.reserve`."""
         count = pages_for(tokens, sequences)
         if self._graphs is None or not self._layouts or not captured_room or count * PAGE > 2 * tokens:
             return
-        self.model.cache.pages = Pages(self.device, self._layouts, count)
+        self.model.cache.pages = Pages(self.device, self._layouts, count, self.model.cache.codes)
         self.captured = CapturedSteps(self.model, self._stage, self.device, self._graphs, captured_room)
 
     def _before(self, batch: Batch) -> None:

@@ -28,6 +28,7 @@ from ferrule.engine.shards.obtain import Obtained
 from ferrule.engine.types import Progress
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
+from ferrule.model import CACHE_BITS
 
 OnProgress = Callable[[Progress], None]
 SEQUENCE = 1 << 20
@@ -129,13 +130,15 @@ def _long(runner: Runner, ids: list[int], places: list[int], depth: int) -> Rows
 def _verdict(runner: Runner, found: Rows, reference: Rows, parts: list[Part]) -> str | None:
     """Description of what is wrong, or None."""
     plan = runner.plan
-    allowed = tolerance(runner.dtype, plan.layers)
+    kept = runner.options.kv_cache
+    allowed = tolerance(runner.dtype, plan.layers, CACHE_BITS[kept])
     off, where = worst(found, reference, parts)
     if off <= allowed:
         return None
+    computed = runner.dtype if kept == "auto" else f"{runner.dtype} with --kv-cache {kept}"
     return (
         f"self-test: with --tp {plan.tensor} --pp {plan.pipeline} the answers {where} are {off:.3g} off those of the "
-        f"model computed in one piece (in {runner.dtype} up to {allowed:.2g} is rounding), so it would answer wrongly. "
+        f"model computed in one piece (in {computed} up to {allowed:.2g} is rounding), so it would answer wrongly. "
         "Try another split and, if that passes, report this one; if all fail, test the hosts' memory and cables "
         "(ferrule doctor) and the model's files. --no-self-test serves it all the same"
     )

@@ -23,9 +23,11 @@ LEAST = 2e-4
 """Also float32 differs by this much: its sums run in other orders."""
 
 
-def tolerance(dtype: str, layers: int) -> float:
-    """The error that rounding explains: every layer rounds its output, and the errors add up like a random walk."""
-    return min(MOST, max(LEAST, NOISE * EPSILON[dtype] * math.sqrt(layers)))
+def tolerance(dtype: str, layers: int, cache_bits: int = 0) -> float:
+    """The error that rounding explains: every layer rounds its output, and the errors add up like a random walk.
+    ``cache_bits``: of codes for keys and values, which round, too; 0: there are none."""
+    rounding = max(EPSILON[dtype], 2.0**-cache_bits if cache_bits else 0.0)
+    return min(MOST, max(LEAST, NOISE * rounding * math.sqrt(layers)))
 
 
 def error(found: Rows, expected: Rows) -> float:

@@ -84,7 +84,7 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
         attention, mixing = layer.attention, 0.0 if layer.mixer is None else 3.0 * layer.mixer.channels
         if attention is not None:
             heads = share.query * attention.query_heads * (attention.key_width + attention.value_width)
-            mixing = max(mixing, 2 * heads + attention.elements())
+            mixing = max(mixing, 2 * heads + attention.elements)
         width = share.width * layer.width
         if layer.experts is not None:
             width = max(width, layer.experts.per_token * layer.experts.width)

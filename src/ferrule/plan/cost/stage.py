@@ -108,7 +108,7 @@ class StageCost:
     ) -> None:
         self._loads: Loads = {} if loads is None else loads
         self._model, self._runtime, self._exchange = question.held, question.engine, exchange
-        self._cache = question.runtime.cache_of(question.model)
+        self._cache = question.engine.cache_of(question.model)
         self._stage, cluster = stage, question.cluster
         dtype = _DTYPES.get(self._model.stored, "bf16")
         self._devices = [_Pace.of(cluster.by_name[name], dtype, self._runtime) for name in stage.devices]

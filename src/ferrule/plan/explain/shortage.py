@@ -9,7 +9,7 @@ from ferrule.errors import PlanError
 from ferrule.plan.cluster.changes import NEW_RAIL, joined, one_more
 from ferrule.plan.cost.predictor import predicted
 from ferrule.plan.cut import StageTable, cut_layers
-from ferrule.plan.explain.what_if import MANY
+from ferrule.plan.explain.what_if import MANY, quantised_cache
 from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate, MemoryUse
@@ -80,6 +80,9 @@ def _nearest(question: Question) -> Iterator[Nearest]:
         yield Nearest(f"{context:,} tokens of context instead of {work.context:,}", less, shorter)
     if work.concurrency > 1:
         yield from _fitting(f"one sequence instead of {work.concurrency} at once", question.with_work(concurrency=1))
+    quantised = quantised_cache(question)
+    if quantised is not None:
+        yield from _fitting(*quantised)
     for name, lighter in question.lighter:
         sizes = f"{lighter.bytes / 2**30:.0f} GiB instead of {model.bytes / 2**30:.0f}"
         if lighter.bytes < model.bytes and (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ferrule.errors import ConfigError
+from ferrule.model.kv_cache import kept_in
 from ferrule.plan.cluster.changes import one_more
 from ferrule.plan.cluster.spec import ClusterSpec, PairSpec, RailSpec
 from ferrule.plan.cost.predictor import predicted
@@ -12,6 +14,7 @@ from ferrule.plan.explain.bottleneck import BottleneckKind
 from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate
 from ferrule.plan.question import Question
+from ferrule.plan.runtime import BUILT_IN_ENGINE
 from ferrule.plan.search.best import best_plan
 
 RDMA_SECONDS = 8e-6
@@ -23,6 +26,7 @@ MENTIONED = 0.01
 _CABLES: frozenset[BottleneckKind] = frozenset({"latency", "bandwidth", "hop"})
 _WAITING: frozenset[BottleneckKind] = frozenset({"latency", "hop"})
 _BYTES: frozenset[BottleneckKind] = frozenset({"weights", "disk"})
+_CACHE: frozenset[BottleneckKind] = frozenset({"cache"})
 _SHARED: frozenset[BottleneckKind] = frozenset({"weights", "cache", "compute", "disk"})
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 MANY = 8
@@ -44,8 +48,8 @@ class WhatIf:
 def what_ifs(question: Question, candidate: Candidate, split: Candidate | None = None) -> list[WhatIf]:
     """Changes that would make the plan better by its objective, the most helpful first.
 
-    Lighter weights change the world under the same plan; so do cables and RDMA, under that of ``split`` where the
-    plan is for one machine. With one more host the best plan that uses it is looked for.
+    Lighter weights and a lighter cache change the world under the same plan; so do cables and RDMA, under that of
+    ``split`` where the plan is for one machine. With one more host the best plan that uses it is looked for.
     """
     return sorted(_changes(question, candidate, split or candidate), key=lambda each: -each.times)
 
@@ -62,6 +66,10 @@ def _changes(question: Question, candidate: Candidate, split: Candidate) -> Iter
             after = predicted(question.of(model), plan)
             yield from _compared(question, candidate, after, f"with weights as {name}", _BYTES)
             break
+    quantised = quantised_cache(question)
+    if quantised is not None:
+        text, changed_question = quantised
+        yield from _compared(question, candidate, predicted(changed_question, plan), f"with {text}", _CACHE)
     if set(plan.devices) == set(cluster.by_name) and len(plan.devices) < MANY:
         name = plan.devices[0]
         more = best_plan(question.on(one_more(cluster, name)))
@@ -76,6 +84,16 @@ def _compared(
     before, after = question.value(now.prediction), question.value(then.prediction)
     if times is not None and before is not None and after is not None and times >= 1 + MENTIONED:
         yield WhatIf(text, before, after, times, helps)
+
+
+def quantised_cache(question: Question) -> tuple[str, Question] | None:
+    """Keys and values in 8 bits; None where they are quantised already, or cannot be."""
+    if question.runtime is not BUILT_IN_ENGINE or question.model.cache_bits:
+        return None
+    try:
+        return "keys and values in 8 bits (--kv-cache int8)", question.of(kept_in(question.model, "int8"))
+    except ConfigError:
+        return None
 
 
 def another_cable(cluster: ClusterSpec, plan: Plan) -> tuple[str, ClusterSpec] | None:

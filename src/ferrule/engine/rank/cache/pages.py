@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device
+from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.cache.sequence import SequenceCache
 from ferrule.errors import EngineError
@@ -28,7 +29,7 @@ SPARE = 16
 
 
 class Layout(NamedTuple):
-    """Of a layer: heads, the widths of a key and a value, and their dtype."""
+    """Of a layer: heads, the widths of a key and a value, and their dtype; of codes that of bytes."""
 
     heads: int
     key: int
@@ -60,10 +61,11 @@ def pages_for(tokens: int, sequences: int) -> int:
 
 
 class Pages:
-    """``count`` pages for tokens of every layer. ``keys`` and ``values``: by layer (places, heads, width)."""
+    """``count`` pages for tokens of every layer. ``keys`` and ``values``: by layer (places, heads, width).
+    ``codes``: by which they are kept."""
 
-    def __init__(self, device: Device, layers: Mapping[int, Layout], count: int) -> None:
-        self._device = device
+    def __init__(self, device: Device, layers: Mapping[int, Layout], count: int, codes: Codes | None = None) -> None:
+        self._device, self.codes = device, codes
         places = (count + 1) * PAGE
         self.keys = {n: device.empty((places, one.heads, one.key), one.dtype) for n, one in layers.items()}
         self.values = {n: device.empty((places, one.heads, one.value), one.dtype) for n, one in layers.items()}
@@ -102,6 +104,18 @@ class Pages:
         """A view of what ``kept`` has in ``page``: (heads, `PAGE`, width)."""
         return kept[page * PAGE : (page + 1) * PAGE].transpose(0, 1)
 
+    def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``key`` and ``value`` (heads, tokens, width) in ``places`` (tokens,)."""
+        if self.codes is not None:
+            key, value = self.codes.encode(layer, key, value)
+        self.keys[layer].index_copy_(0, places, key.transpose(0, 1))
+        self.values[layer].index_copy_(0, places, value.transpose(0, 1))
+
+    def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of keys and values in ``places``: (places, heads, width)."""
+        keys, values = (kept[layer].index_select(0, places) for kept in (self.keys, self.values))
+        return (keys, values) if self.codes is None else self.codes.decode(layer, keys, values)
+
     def prepare(self, sequences: Sequence[tuple[PagedCache, int]]) -> None:
         """Room for so many tokens of each, and their places on the device, which one copy brings there."""
         for sequence, tokens in sequences:
@@ -123,18 +137,17 @@ class PagedCache(SequenceCache):
     pages: list[int] = field(default_factory=list)
     places: Tensor | None = None
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, key: Tensor, value: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         assert self.places is not None
         new = self.places[self.length : self.length + key.shape[1]]
-        self.pool.keys[layer].index_copy_(0, new, key.transpose(0, 1))
-        self.pool.values[layer].index_copy_(0, new, value.transpose(0, 1))
-        return self.seen(layer, key.shape[1])
+        self.pool.write(layer, new, key, value)
+        return self.seen(layer, key.shape[1], first)
 
-    def seen(self, layer: int, new: int) -> tuple[Tensor, Tensor]:
+    def seen(self, layer: int, new: int, first: int = 0) -> tuple[Tensor, Tensor]:
         """Copies, in the order of the tokens."""
         assert self.places is not None
-        places = self.places[: self.length + new]
-        keys, values = (kept[layer].index_select(0, places) for kept in (self.pool.keys, self.pool.values))
+        places = self.places[first : self.length + new]
+        keys, values = self.pool.read(layer, places)
         return keys.transpose(0, 1), values.transpose(0, 1)
 
     def cut(self, tokens: int) -> None:

@@ -33,8 +33,7 @@ class Rows:
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store ``key`` and ``value`` (heads, rows, width)."""
-        self.pool.keys[layer].index_copy_(0, self.places, key.transpose(0, 1))
-        self.pool.values[layer].index_copy_(0, self.places, value.transpose(0, 1))
+        self.pool.write(layer, self.places, key, value)
 
     def attend(
         self,
@@ -49,7 +48,8 @@ class Rows:
         """As `attention.attend`, of each row for itself: ``query`` and the result are (query heads, rows, width)."""
         heads, rows, width = query.shape
         places, mask = self._view(window, chunk)
-        keys, values = (self._read(kept[layer], places, rows) for kept in (self.pool.keys, self.pool.values))
+        # (rows, heads, seen, width)
+        keys, values = (kept.view(rows, -1, *kept.shape[1:]).transpose(1, 2) for kept in self.pool.read(layer, places))
         shared = keys.shape[1]
         grouped = query.transpose(0, 1).reshape(rows, shared, heads // shared, width)
         if softcap is None and sinks is None:
@@ -58,10 +58,6 @@ class Rows:
             tall = None if sinks is None else sinks.view(1, shared, -1, 1).expand(rows, -1, -1, -1)
             out = explicit(grouped, keys, values, scaling, mask, softcap, tall)
         return out.reshape(rows, heads, -1).transpose(0, 1)
-
-    def _read(self, kept: Tensor, places: Tensor, rows: int) -> Tensor:
-        """(rows, heads, seen, width)."""
-        return kept.index_select(0, places).view(rows, -1, *kept.shape[1:]).transpose(1, 2)
 
     def _view(self, window: int | None, chunk: int | None) -> View:
         """Made by the first layer of each kind, for all of them."""

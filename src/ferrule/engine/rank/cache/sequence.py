@@ -8,6 +8,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from ferrule.engine.rank.cache.codes import Codes
 from ferrule.errors import ModelError
 from ferrule.plan import BUILT_IN_ENGINE
 
@@ -51,6 +52,7 @@ class SequenceCache:
     """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens; ``index``: an
     indexer's keys. ``entries``: by layer and number, those that each stand for ``rates`` tokens.
 
+    ``codes``: keys and values are kept by these, as bytes; ``index`` and ``entries`` never are.
     ``long``: its keys have the rotary frequencies of long sequences (`long_rope`). Contiguous per sequence rather than
     paged: on a CPU attention then reads plain views, with no gather. Growing copies a sequence once per ``GROW``
     tokens.
@@ -58,6 +60,7 @@ class SequenceCache:
 
     length: int = 0
     long: bool = False
+    codes: Codes | None = None
     state: State = field(default_factory=State)
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
@@ -65,17 +68,31 @@ class SequenceCache:
     entries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     rates: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far.
+    def append(self, layer: int, key: Tensor, value: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far
+        from position ``first`` on.
 
         ``length`` itself moves on in `advance`, when every layer has stored its part.
         """
-        return self.store(self.keys, layer, key), self.store(self.values, layer, value)
+        if self.codes is None:
+            return self.store(self.keys, layer, key)[:, first:], self.store(self.values, layer, value)[:, first:]
+        key, value = self.codes.encode(layer, key, value)
+        kept = self.store(self.keys, layer, key)[:, first:], self.store(self.values, layer, value)[:, first:]
+        return self.codes.decode(layer, *kept)
 
-    def seen(self, layer: int, new: int) -> tuple[Tensor, Tensor]:
-        """Keys and values that ``layer`` has stored, ``new`` tokens of this batch included."""
+    def append_keys(self, layer: int, key: Tensor) -> Tensor:
+        """The same where there are no values beside keys."""
+        if self.codes is None:
+            return self.store(self.keys, layer, key)
+        kept = self.store(self.keys, layer, self.codes.pack(key))
+        return self.codes.unpack(kept, key.shape[-1], key.dtype)
+
+    def seen(self, layer: int, new: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values that ``layer`` has stored from position ``first`` on, ``new`` tokens of this batch
+        included."""
         end = self.length + new
-        return self.keys[layer][:, :end], self.values[layer][:, :end]
+        kept = self.keys[layer][:, first:end], self.values[layer][:, first:end]
+        return kept if self.codes is None else self.codes.decode(layer, *kept)
 
     def store(self, kept: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
         """Store ``new`` (heads, tokens, width) among the tensors ``kept`` of this sequence; a view of all so far."""

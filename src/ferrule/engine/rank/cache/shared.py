@@ -131,7 +131,8 @@ def open_index(
 
 def _open(options: RankOptions, rank: int, block_bytes: int, about: str) -> BlockFiles | None:
     """This rank's files, where it can have any. Another model, split or format has others."""
-    told = (options.identity or options.directory, options.dtype, options.weights, options.plan.stages, about)
+    kept = (options.dtype, options.weights, options.kv_cache)
+    told = (options.identity or options.directory, *kept, options.plan.stages, about)
     name = blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()
     try:
         root = cache_directory() / FOLDER / f"rank-{rank}"  # ranks of one host start at once: none clears up another's

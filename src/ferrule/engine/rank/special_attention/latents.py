@@ -59,7 +59,7 @@ def latent_attention(
     rank, plain = latents.shape[2], width - turned.shape[2]
     by_head = module.kv_b_proj.weight.view(heads, -1, rank)
     absorbed = torch.cat([torch.matmul(query[..., :plain], by_head[:, :plain]), query[..., plain:]], dim=-1)
-    kept = segment.cache.store(segment.cache.keys, module.layer_idx, torch.cat([latents, turned], dim=-1))
+    kept = segment.cache.append_keys(module.layer_idx, torch.cat([latents, turned], dim=-1))
     scale = width**-0.5 if scaling is None else scaling
     if new == 1:  # all heads are rows of one product
         if chosen is not None:

@@ -17,6 +17,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "gpt_oss")
 SCORINGS = ("softmax", "softmax_of_chosen", "sigmoid")
 ELEMENTS = (torch.bfloat16, torch.float16, torch.float32)
 """In the order of the native library's numbers."""
+CODES = ("int8", "int4")
+"""Ways to keep keys and values behind those of `ELEMENTS`."""
 BLOCK = 16
 
 
@@ -25,14 +27,15 @@ class Assembled:
 
     def __init__(
         self, description: Description, weights: Weights, buffers: dict[str, torch.Tensor], dtype: torch.dtype,
-        group: Group, threads: int,
+        group: Group, threads: int, kv_cache: str = "auto",
     ) -> None:  # fmt: skip
         self.weights, self.group = weights, group
         element = ELEMENTS.index(dtype)
+        cached = len(ELEMENTS) + CODES.index(kv_cache) if kv_cache in CODES else element
         layers = [(each.heads, each.width, each.value_width) for each in description.layers]
         address = group.native_address if group.size > 1 else 0
         exact = dtype is torch.float32
-        self.program = Program(threads, layers, element, element, exact, address, group.size, group.rank)
+        self.program = Program(threads, layers, cached, element, exact, address, group.size, group.rank)
         self.registers = {name: self.program.add_register(width) for name, width in description.registers.items()}
         self.tables = {
             name: self.program.add_rotary(buffers[buffer].float().tolist(), factor)

@@ -56,6 +56,7 @@ class StepRunner:
         self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
         self.shard = self.plan.shards[world.rank]
         self.device, self.device_title = device, f"{device.title}, {kernel_instructions()}"
+        self.device_title += "" if options.kv_cache == "auto" else f", {options.kv_cache} cache"
 
         def loaded(done: int, total: int) -> None:
             on_progress(Progress(world.rank, "load", done, total))
@@ -71,7 +72,9 @@ class StepRunner:
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
         self.dtype = str(built.dtype).removeprefix("torch.")
         self.weight_bytes = weights.bytes
-        self.assembled = Assembled(self.description, weights, buffers, built.dtype, stage, options.threads)
+        self.assembled = Assembled(
+            self.description, weights, buffers, built.dtype, stage, options.threads, options.kv_cache
+        )
         self.program = self.assembled.program
         self.shared = SharedBlocks(ProgramBlocks(self.program))
 
