@@ -95,6 +95,11 @@ def show_ready(
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
     for reason in sorted({info.unshared for info in engine.ranks if info.unshared}):
         told.append(Text(f"no prefix cache: {reason} cannot share what was computed of a prompt"))
+    told += [
+        Text(f"rank {info.rank} reads weights with every token: {info.streamed}")
+        for info in engine.ranks
+        if info.streamed
+    ]
     tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
     if len(tables) > 1:
         title.append(f", by {len(tables)} replicas")

@@ -96,6 +96,7 @@ class DesiredModel:
     graphs: bool | None = None
     prefix_cache: bool | None = None
     prefix_disk: Annotated[int, Meta(ge=0)] | None = None
+    stream_weights: Annotated[int, Meta(ge=0)] | None = None
     device: str | None = None
     plan: PlanText | None = None
     adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()

@@ -45,6 +45,7 @@ SETTINGS: Final = (
     Setting("serve.graphs", "FERRULE_GRAPHS", (bool,), "true", "capture steps on devices that can"),
     Setting("serve.prefix_cache", "FERRULE_PREFIX_CACHE", (bool,), "true", "keep what was computed of prompts"),
     Setting("serve.prefix_cache_disk", "FERRULE_PREFIX_CACHE_DISK", (int, str), "off", "and on disk, as 8GiB"),
+    Setting("serve.stream_weights", "FERRULE_STREAM_WEIGHTS", (int, str), "off", "weights in memory: 24GiB, auto"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
     Setting("engine.vendor_kernels", "FERRULE_VENDOR_KERNELS", (bool,), "true", "allow kernels of other libraries"),
     Setting("engine.device_peers", "FERRULE_DEVICE_PEERS", (str,), "auto", "NCCL, RCCL in a host: auto, always, never"),

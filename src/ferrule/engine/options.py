@@ -24,6 +24,9 @@ RETURN_TIMEOUT = 20.0
 """The same where ranks start again on machines that have done it before: one that is not there by then will not come.
 After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
+AS_NEEDED = 0
+"""Of ``stream_weights``: as much as does not fit."""
+
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
@@ -75,7 +78,8 @@ class EngineOptions:
     what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
-    disk."""
+    disk. ``stream_weights``: weights of layers may stay on each rank's disk, from where steps read them, so that those
+    in memory take so many bytes; `AS_NEEDED`: if they do not fit, so much as leaves room for caches; None: never."""
 
     model: str
     tensor: int = 1
@@ -98,6 +102,7 @@ class EngineOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    stream_weights: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -115,6 +120,8 @@ class EngineOptions:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, not {value}")
+        if self.stream_weights is not None and self.stream_weights < AS_NEEDED:
+            raise ConfigError(f"--stream-weights must be a size, not {self.stream_weights}")
         if self.prefix_disk and not self.prefix_cache:
             raise ConfigError("--prefix-cache-disk is of no use with --no-prefix-cache; leave one of them out")
 
@@ -124,8 +131,8 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies``, ``copies_left`` and ``prefix_…``: as in `EngineOptions`. ``adapters``: with their directories and
-    identities.
+    ``copies``, ``copies_left``, ``prefix_…`` and ``stream_weights``: as in `EngineOptions`. ``adapters``: with their
+    directories and identities.
     """
 
     directory: str
@@ -149,6 +156,7 @@ class RankOptions:
     prefix_cache: bool = True
     prefix_tokens: int | None = None
     prefix_disk: int = 0
+    stream_weights: int | None = None
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

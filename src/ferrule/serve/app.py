@@ -137,6 +137,7 @@ def many_health(models: ManyModels, shown: Collection[str]) -> Response:
             health.error,
             health.note,
             health.prefix,
+            health.streamed,
         )
     status = together([state_of(engine) for _, engine in models.states()])
     status = "ok" if status == "ready" else status
@@ -159,6 +160,7 @@ def health_response(engine: Engine) -> Response:
         health.error,
         health.note,
         health.prefix,
+        health.streamed,
         health.replicas,
     )
     return respond(body, 200 if ready else 503)

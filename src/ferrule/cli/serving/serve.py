@@ -24,12 +24,21 @@ from ferrule.cli.serving.model import (
     PrefixCache,
     PrefixDisk,
     SelfTest,
+    StreamWeights,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import (
+    adapters_of,
+    origins_of,
+    prefix_disk_of,
+    request_log_of,
+    saved_plan,
+    stream_weights_of,
+    tls_of,
+)
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
@@ -136,6 +145,7 @@ def serve(
     graphs: Graphs = True,
     prefix_cache: PrefixCache = True,
     prefix_cache_disk: PrefixDisk = None,
+    stream_weights: StreamWeights = None,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -198,7 +208,7 @@ def serve(
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    prefix_disk = prefix_disk_of(prefix_cache_disk)
+    prefix_disk, streamed = prefix_disk_of(prefix_cache_disk), stream_weights_of(stream_weights)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -265,6 +275,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            stream_weights=streamed,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -321,6 +332,7 @@ def serve(
                 graphs=graphs,
                 prefix_cache=prefix_cache,
                 prefix_disk=prefix_disk,
+                stream_weights=streamed,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -337,6 +349,7 @@ def serve(
             graphs=graphs,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            stream_weights=streamed,
             name=name,
             standby=standby,
             encrypt=encrypt,

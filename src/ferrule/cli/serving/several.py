@@ -60,6 +60,7 @@ def run_several(
     graphs: bool,
     prefix_cache: bool,
     prefix_disk: int,
+    stream_weights: int | None,
     standby: bool,
     encrypt: bool | None,
     front: Front,
@@ -69,7 +70,7 @@ def run_several(
     from ferrule.serve.models.memory import Memory
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
-    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk}
+    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk, "stream_weights": stream_weights}
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)

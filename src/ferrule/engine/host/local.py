@@ -35,6 +35,7 @@ from ferrule.engine.types import (
     RankInfo,
     SamplingParams,
     State,
+    StreamUse,
     Token,
 )
 from ferrule.engine.vectors import finished
@@ -90,6 +91,7 @@ class LocalEngine:
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
         self._prefix: PrefixUse | None = None
+        self._streamed: StreamUse | None = None
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
@@ -118,6 +120,7 @@ class LocalEngine:
             prefix_cache=options.prefix_cache,
             prefix_tokens=options.prefix_tokens,
             prefix_disk=options.prefix_disk,
+            stream_weights=options.stream_weights,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -220,6 +223,7 @@ class LocalEngine:
             supervisor.last,
             supervisor.note or None,
             self._prefix,
+            self._streamed,
         )
 
     def release(self) -> None:
@@ -261,7 +265,8 @@ class LocalEngine:
                 if refused is not None:
                     self._end(refused, RequestError(f"structured output: {event.message}", code=event.code))
             case Load():
-                self._running, self._waiting, self._prefix = event.running, event.waiting, event.prefix
+                self._running, self._waiting = event.running, event.waiting
+                self._prefix, self._streamed = event.prefix, event.streamed
             case Loading():
                 if self._on_progress is not None:
                     self._on_progress(event.progress)
@@ -285,7 +290,7 @@ class LocalEngine:
 
     def went_down(self, loss: Loss) -> bool:
         self._running = self._waiting = 0
-        self._prefix = None
+        self._prefix = self._streamed = None
         given_up = self._requests.interrupted(crashed=loss.crashed)
         for request in given_up:
             self._end(

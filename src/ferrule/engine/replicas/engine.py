@@ -152,6 +152,7 @@ class Replicas:
             max(lasts, key=lambda each: each.at, default=None),
             "; ".join([*notes, *(away if best == "ready" else [])]) or None,
             _together([each.prefix for each in known if each.prefix is not None]),
+            next((each.streamed for each in known if each.streamed is not None), None),
             tuple(told),
         )
 

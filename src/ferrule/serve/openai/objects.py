@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import PrefixUse, Recovery, ReplicaHealth
+from ferrule.engine import PrefixUse, Recovery, ReplicaHealth, StreamUse
 from ferrule.serve.answer.form import Counts
 
 
@@ -196,6 +196,7 @@ class ModelHealth(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     note: str | None = None
     prefix_cache: PrefixUse | None = None
+    streamed_weights: StreamUse | None = None
 
 
 class ManyHealthBody(msgspec.Struct):
@@ -207,8 +208,8 @@ class ManyHealthBody(msgspec.Struct):
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``: as in
-    `ferrule.engine.Health`."""
+    """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``,
+    ``streamed_weights``: as in `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -220,4 +221,5 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     note: str | None = None
     prefix_cache: PrefixUse | None = None
+    streamed_weights: StreamUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
