@@ -155,7 +155,8 @@ class StreamedWeights:
             held += matrices[name].bytes
         self.read_bytes = sum(self._bytes(part) for part in dense)
         self.stored_bytes = sum(self._bytes((name,)) for name in away)
-        parts = [f"{len(dense)} of {len(self.layers)} layers into {window.slots} slots"] if dense else []
+        buffers = f"{window.slots} buffer{'s' if window.slots > 1 else ''}"
+        parts = [f"{len(dense)} of {len(self.layers)} layers into {buffers}"] if dense else []
         if window.experts is not None:
             parts.append(f"experts, {window.experts} of {len(experts)} in memory")
         self.told = f"{' and '.join(parts) or 'nothing'} from a disk of {disk}"
