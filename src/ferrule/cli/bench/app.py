@@ -7,6 +7,7 @@ import typer
 from ferrule.cli.bench import engine as bench_engine
 from ferrule.cli.bench import fabric as bench_fabric
 from ferrule.cli.bench import plan as bench_plan
+from ferrule.cli.bench import streaming as bench_streaming
 from ferrule.cli.bench import structured as bench_structured
 
 app = typer.Typer(no_args_is_help=True, help="Measure what this machine can do, beside other libraries.")
@@ -14,4 +15,5 @@ app = typer.Typer(no_args_is_help=True, help="Measure what this machine can do, 
 app.command(epilog=bench_fabric.EXAMPLES)(bench_fabric.fabric)
 app.command(epilog=bench_engine.EXAMPLES)(bench_engine.engine)
 app.command(epilog=bench_plan.EXAMPLES)(bench_plan.plan)
+app.command(epilog=bench_streaming.EXAMPLES)(bench_streaming.streaming)
 app.command(epilog=bench_structured.EXAMPLES)(bench_structured.structured)
