@@ -232,6 +232,33 @@ class Matrix:
         super_offsets: int = 0,
     ) -> None: ...
     def pack_plain(self, first: int, rows: int, numbers: int, stride: int, /) -> None: ...
+    def stream(self, pool: WeightPool, part: int, index: int, /) -> None:
+        """Give its memory back: its data are those of matrix ``index`` of a part of ``pool``."""
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int, int, int, int]:
+        """As ``__init__`` takes it."""
+
+    @property
+    def order(self) -> list[int]: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class WeightFile:
+    """Threads that read a file for its pools. The descriptor is duplicated."""
+
+    def __init__(self, descriptor: int, threads: int) -> None: ...
+
+class WeightPool:
+    """Parts of a file, each the offsets and sizes of some matrices, of which as many are in memory as there are
+    ``slots``. ``cyclic``: they are entered one after the other, and again."""
+
+    def __init__(self, file: WeightFile, parts: list[list[tuple[int, int]]], slots: int, cyclic: bool) -> None: ...
+    def use(self) -> tuple[int, int, int, float]:
+        """Parts that were in memory when they were announced, and those that were not; bytes read, seconds waited."""
+
     @property
     def bytes(self) -> int: ...
 
@@ -316,6 +343,8 @@ class Program:
         matrices: list[Matrix],
         biases: list[list[float]],
     ) -> None: ...
+    def enter(self, matrix: Matrix) -> None: ...
+    def leave(self, matrix: Matrix) -> None: ...
     def run(
         self,
         spans: list[tuple[int, int, int]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,16 @@ def test_one_machine_holds_the_model_or_says_what_is_missing() -> None:
     with pytest.raises(PlanError, match=r"box needs 1\d\.\d GiB and has 8.0.*--tp 1 loads it all the same") as raised:
         plan_machine(large, BOX)
     assert (raised.value.available, raised.value.exit_code) == (8 << 30, 4)
+
+
+def test_what_does_not_fit_may_stay_on_a_disk_that_was_measured() -> None:
+    large, box = read_model("llama-3.1-8b"), replace(BOX, disk_read=3e9)
+    how = r"about 0\.\d+ tokens/s, since \d+\.\d GiB are read with every token from a disk of 3\.0 GB/s"
+    with pytest.raises(PlanError, match=rf"with --stream-weights auto it would run at {how}; free some memory"):
+        plan_machine(large, box)
+    plan = plan_machine(large, box, stream=True)
+    assert plan.devices == ("box",)
+    assert re.search(rf"It does not fit in memory: {how}", plan.reason)
+    assert plan_machine(DEMO, box, stream=True) == plan_machine(DEMO, box)
+    with pytest.raises(PlanError, match="too little"):
+        plan_machine(large, BOX, stream=True)

@@ -1,8 +1,10 @@
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "kernels/isa.h"
@@ -28,7 +30,8 @@ void multiply(PyCompute& compute, const std::vector<PyMatrix*>& matrices, std::u
               std::size_t x_stride, std::uintptr_t y, std::size_t y_stride, bool exact) {
   std::vector<Factor> factors;
   std::size_t row = 0;
-  for (const PyMatrix* matrix : matrices) {
+  for (PyMatrix* const matrix : matrices) {
+    if (matrix->place().pool != nullptr) throw std::invalid_argument("a matrix that is on disk");
     const PackedMatrix packed = matrix->packed();
     factors.push_back({packed, reinterpret_cast<float*>(y) + row, y_stride});
     row += packed.layout.blocks() * kBlockRows;
@@ -51,7 +54,6 @@ PyMatrix::PyMatrix(std::size_t rows, std::size_t columns, int codes, int bits, i
   layout_.zero = zero;
   layout_.group = group;
   if (const char* const wrong = invalid(layout_)) throw std::invalid_argument(wrong);
-  memory_ = SharedMemory(layout_.bytes());
 }
 
 void PyMatrix::set_order(std::vector<std::int32_t> order) {
@@ -59,10 +61,22 @@ void PyMatrix::set_order(std::vector<std::int32_t> order) {
   order_ = std::move(order);
 }
 
-void PyMatrix::check(std::size_t first, std::size_t rows) const {
+void PyMatrix::stream(std::shared_ptr<WeightPool> pool, std::size_t part, std::size_t index) {
+  if (part >= pool->size()) throw std::invalid_argument("the pool has no such part");
+  place_ = {std::move(pool), part, index};
+  memory_ = {};
+}
+
+void PyMatrix::allocate() {
+  if (memory_.data() == nullptr && place_.pool == nullptr) memory_ = SharedMemory(layout_.bytes());
+}
+
+void PyMatrix::check(std::size_t first, std::size_t rows) {
+  if (place_.pool != nullptr) throw std::invalid_argument("a matrix that is on disk is not packed");
   if (first % kBlockRows != 0 || first + rows > layout_.rows) {
     throw std::invalid_argument("rows are packed from a multiple of 16 on, and within the matrix");
   }
+  allocate();
 }
 
 void PyMatrix::pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::size_t row_stride,
@@ -84,6 +98,17 @@ void PyMatrix::pack_plain(std::size_t first, std::size_t rows, std::uintptr_t nu
   check(first, rows);
   const nb::gil_scoped_release release;
   ferrule::pack_plain(layout_, first, rows, at<void>(numbers), stride, memory_.data());
+}
+
+PyWeightPool::PyWeightPool(PyWeightFile& file,
+                           const std::vector<std::vector<std::tuple<std::uint64_t, std::size_t>>>& parts,
+                           std::size_t slots, bool cyclic) {
+  std::vector<std::vector<Extent>> given;
+  for (const auto& each : parts) {
+    std::vector<Extent>& extents = given.emplace_back();
+    for (const auto& [offset, bytes] : each) extents.push_back({offset, bytes});
+  }
+  pool = std::make_shared<WeightPool>(file.file, std::move(given), slots, cyclic);
 }
 
 void bind_matrices(nb::module_& module) {
@@ -118,7 +143,29 @@ void bind_matrices(nb::module_& module) {
       .def("pack_groups", &PyMatrix::pack_groups, "first"_a, "rows"_a, "codes"_a, "row_stride"_a, "column_stride"_a,
            "scales"_a, "offsets"_a = 0, "supers"_a = 0, "super_offsets"_a = 0)
       .def("pack_plain", &PyMatrix::pack_plain)
+      .def("stream", [](PyMatrix& matrix, PyWeightPool& pool, std::size_t part,
+                        std::size_t index) { matrix.stream(pool.pool, part, index); })
+      .def_prop_ro("layout",
+                   [](const PyMatrix& matrix) {
+                     const MatrixLayout& it = matrix.layout();
+                     return std::tuple(it.rows, it.columns, static_cast<int>(it.codes), static_cast<int>(it.bits),
+                                       static_cast<int>(it.scale), static_cast<int>(it.offsets),
+                                       static_cast<int>(it.zero), it.group);
+                   })
+      .def_prop_ro("order", [](const PyMatrix& matrix) { return matrix.order(); })
+      .def_prop_ro("address", &PyMatrix::address)
       .def_prop_ro("bytes", &PyMatrix::bytes);
+  nb::class_<PyWeightFile>(module, "WeightFile").def(nb::init<int, int>(), "descriptor"_a, "threads"_a);
+  nb::class_<PyWeightPool>(module, "WeightPool")
+      .def(nb::init<PyWeightFile&, const std::vector<std::vector<std::tuple<std::uint64_t, std::size_t>>>&, std::size_t,
+                    bool>(),
+           "file"_a, "parts"_a, "slots"_a, "cyclic"_a)
+      .def("use",
+           [](const PyWeightPool& it) {
+             const StreamUse use = it.pool->use();
+             return std::tuple(use.hits, use.misses, use.bytes, use.waited);
+           })
+      .def_prop_ro("bytes", [](const PyWeightPool& it) { return it.pool->bytes(); });
   nb::class_<PyCompute>(module, "Compute").def(nb::init<int>(), "threads"_a).def("multiply", &multiply);
 }
 

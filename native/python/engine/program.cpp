@@ -56,7 +56,8 @@ class PyProgram {
   }
   void embed(PyMatrix& table, std::int64_t first, float factor, bool shared, std::size_t to) {
     auto operation = std::make_unique<Embed>();
-    operation->table = hold(table);
+    if (table.place().pool != nullptr) throw std::invalid_argument("a table of embeddings is in memory");
+    hold(operation->table, table);
     operation->first = first;
     operation->factor = factor;
     operation->shared = shared;
@@ -81,7 +82,7 @@ class PyProgram {
     auto operation = std::make_unique<Product>();
     operation->from = view(from);
     operation->to = to;
-    for (PyMatrix* const matrix : matrices) operation->matrices.push_back(hold(*matrix));
+    hold_all(operation->matrices, matrices);
     operation->bias = std::move(bias);
     program_.add(std::move(operation));
   }
@@ -90,11 +91,16 @@ class PyProgram {
     auto operation = std::make_unique<Adapt>();
     operation->from = view(from);
     operation->to = view(to);
+    operation->adapters.reserve(adapters.size());
     for (const auto& [adapter, scale, a, b] : adapters) {
       if (a->packed().layout.rows != b->packed().layout.columns) {
         throw std::invalid_argument("an adapter's matrices do not fit each other");
       }
-      operation->adapters.push_back({adapter, scale, hold(*a), hold(*b)});
+      Lora& added = operation->adapters.emplace_back();
+      added.adapter = adapter;
+      added.scale = scale;
+      hold(added.a, *a);
+      hold(added.b, *b);
     }
     program_.add(std::move(operation));
   }
@@ -106,7 +112,7 @@ class PyProgram {
     operation->from_stride = from_stride;
     operation->to_stride = to_stride;
     operation->kept = kept;
-    for (PyMatrix* const matrix : matrices) operation->matrices.push_back(hold(*matrix));
+    hold_all(operation->matrices, matrices);
     program_.add(std::move(operation));
   }
   void rotate(const ViewGiven& heads, std::size_t count, std::size_t width, std::size_t table, bool interleaved) {
@@ -173,6 +179,18 @@ class PyProgram {
     operation->features = features;
     program_.add(std::move(operation));
   }
+  // `matrix`: any of the part that operations need from here on, or until here.
+  void enter(PyMatrix& matrix) {
+    auto operation = std::make_unique<Enter>();
+    operation->pool = place_of(matrix).pool;
+    operation->part = place_of(matrix).part;
+    program_.add(std::move(operation));
+  }
+  void leave(PyMatrix& matrix) {
+    auto operation = std::make_unique<Leave>();
+    operation->pool = place_of(matrix).pool;
+    program_.add(std::move(operation));
+  }
   // `matrices` and `biases`: of each expert those of gate and up together, then those of down; biases may be empty.
   void experts(const ViewGiven& x, std::size_t logits, std::size_t to, std::size_t total, std::size_t chosen,
                int scoring, bool normalize, float factor, Floats choice_bias, std::size_t groups,
@@ -198,13 +216,22 @@ class PyProgram {
     operation->inner = inner;
     operation->kind = static_cast<Activation>(kind);
     operation->interleaved = interleaved;
+    operation->experts.resize(matrices.size() / 2);  // they stay where they are
     for (std::size_t i = 0; i < matrices.size(); i += 2) {
-      Expert expert{hold(*matrices[i]), hold(*matrices[i + 1]), {}, {}};
+      Expert& expert = operation->experts[i / 2];
+      const PyMatrix::Place& place = matrices[i]->place();
+      if (place.pool != matrices[i + 1]->place().pool || place.part != matrices[i + 1]->place().part ||
+          (i > 0 && place.pool != operation->pool)) {
+        throw std::invalid_argument("experts are parts of one pool, or all in memory");
+      }
+      operation->pool = place.pool;
+      operation->parts.push_back(place.part);
+      hold(expert.gate_up, *matrices[i]);
+      hold(expert.down, *matrices[i + 1]);
       if (!biases.empty()) {
         expert.gate_up_bias = biases[i];
         expert.down_bias = biases[i + 1];
       }
-      operation->experts.push_back(std::move(expert));
     }
     program_.add(std::move(operation));
   }
@@ -262,9 +289,20 @@ class PyProgram {
   std::size_t bytes_per_token() const { return machine_.cache.bytes_per_token(); }
 
  private:
-  PackedMatrix hold(PyMatrix& matrix) {
+  static const PyMatrix::Place& place_of(const PyMatrix& matrix) {
+    if (matrix.place().pool == nullptr) throw std::invalid_argument("a matrix that is in memory");
+    return matrix.place();
+  }
+  // `to` stays where it is as long as the program.
+  void hold(PackedMatrix& to, PyMatrix& matrix) {
     held_.push_back(nb::cast(&matrix));
-    return matrix.packed();
+    to = matrix.packed();
+    const PyMatrix::Place& place = matrix.place();
+    if (place.pool != nullptr) place.pool->bind(place.part, place.index, to);
+  }
+  void hold_all(std::vector<PackedMatrix>& to, const std::vector<PyMatrix*>& matrices) {
+    to.resize(matrices.size());
+    for (std::size_t i = 0; i < matrices.size(); ++i) hold(to[i], *matrices[i]);
   }
 
   Machine machine_;
@@ -295,6 +333,8 @@ void bind_programs(nb::module_& module) {
       .def("scale", &PyProgram::scale, "register"_a, "factor"_a, "softcap"_a)
       .def("select", &PyProgram::select, "source"_a, "to"_a)
       .def("gather", &PyProgram::gather, "source"_a, "to"_a, "features"_a)
+      .def("enter", &PyProgram::enter, "matrix"_a)
+      .def("leave", &PyProgram::leave, "matrix"_a)
       .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,
            "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "inner"_a, "kind"_a,
            "interleaved"_a, "matrices"_a, "biases"_a)

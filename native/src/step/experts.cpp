@@ -83,9 +83,19 @@ void Experts::run(Step& step) {
   }
   Register& out = step.at(to);
   std::memset(out.numbers.data(), 0, step.count * out.width * sizeof(float));
-  for (std::size_t e = 0; e < experts.size(); ++e) {
-    if (!rows[e].empty()) run_expert(step, experts[e], rows[e], weights[e]);
+  if (pool != nullptr) {  // read what is missing while computing with what is there
+    needed_.clear();
+    for (std::size_t e = 0; e < experts.size(); ++e) {
+      if (!rows[e].empty()) needed_.push_back(parts[e]);
+    }
+    pool->expect(needed_);
   }
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    if (rows[e].empty()) continue;
+    if (pool != nullptr) pool->enter(parts[e], step.timeout_seconds);
+    run_expert(step, experts[e], rows[e], weights[e]);
+  }
+  if (pool != nullptr) pool->leave();
 }
 
 void Experts::run_expert(Step& step, const Expert& expert, const std::vector<std::size_t>& rows,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "step/operations.h"
@@ -36,6 +37,8 @@ struct Experts final : StepOperation {
   Activation kind = Activation::silu;
   bool interleaved = false;  // the results of gate and up alternate
   std::vector<Expert> experts;
+  std::shared_ptr<WeightPool> pool;  // of experts that stay on disk; nullptr: all are in memory
+  std::vector<std::size_t> parts;    // of each expert, in the pool
   void run(Step& step) override;
 
  private:
@@ -48,6 +51,7 @@ struct Experts final : StepOperation {
                   const std::vector<float>& weights);
 
   std::vector<float> scores_, given_, gate_up_, apart_, gated_, result_;
+  std::vector<std::size_t> needed_;
 };
 
 }  // namespace ferrule

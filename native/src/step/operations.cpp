@@ -259,6 +259,10 @@ void Select::run(Step& step) {
   step.count = step.wanted.size();
 }
 
+void Enter::run(Step& step) { pool->enter(part, step.timeout_seconds); }
+
+void Leave::run(Step&) { pool->leave(); }
+
 void Gather::run(Step& step) {
   Register& source = step.at(from);
   Register& target = step.at(to);

@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/product.h"
 #include "kernels/rows.h"
 #include "step/step.h"
+#include "step/stream.h"
 
 namespace ferrule {
 
@@ -136,6 +138,18 @@ struct Scale final : StepOperation {
 // Keep only the rows that are wanted, in all operations that follow.
 struct Select final : StepOperation {
   std::size_t from = 0, to = 0;
+  void run(Step& step) override;
+};
+
+// Matrices that stay on disk: a part of them is in memory from `Enter` to `Leave`.
+struct Enter final : StepOperation {
+  std::shared_ptr<WeightPool> pool;
+  std::size_t part = 0;
+  void run(Step& step) override;
+};
+
+struct Leave final : StepOperation {
+  std::shared_ptr<WeightPool> pool;
   void run(Step& step) override;
 };
 

@@ -97,6 +97,11 @@ def show_ready(
         told.append(Text(f"no prefix cache: {reason} cannot share what was computed of a prompt"))
     for reason in sorted({info.unguessed for info in engine.ranks if info.unguessed}):
         told.append(Text(f"no speculation: {reason} cannot take back what a wrong guess left"))
+    told += [
+        Text(f"rank {info.rank} reads weights with every token: {info.streamed}")
+        for info in engine.ranks
+        if info.streamed
+    ]
     tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
     if len(tables) > 1:
         title.append(f", by {len(tables)} replicas")

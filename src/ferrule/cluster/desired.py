@@ -102,6 +102,7 @@ class DesiredModel:
     prefix_disk: Annotated[int, Meta(ge=0)] | None = None
     inter_token_limit: Text | None = None
     speculate: Text | None = None
+    stream_weights: Annotated[int, Meta(ge=0)] | None = None
     device: str | None = None
     plan: PlanText | None = None
     adapters: Annotated[tuple[Text, ...], Meta(max_length=MOST_ADAPTERS)] = ()

@@ -49,6 +49,7 @@ SETTINGS: Final = (
     Setting("serve.max_queue_time", "FERRULE_MAX_QUEUE_TIME", _DURATION, "10 min", "for which requests wait, or off"),
     Setting("serve.speculate", "FERRULE_SPECULATE", (str,), "off", "guess tokens of answers: ngram, ngram:K or off"),
     Setting("serve.kv_cache", "FERRULE_KV_CACHE", (str,), "auto", "how keys and values are kept: auto, int8, int4"),
+    Setting("serve.stream_weights", "FERRULE_STREAM_WEIGHTS", (int, str), "off", "weights in memory: 24GiB, auto"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
     Setting("engine.vendor_kernels", "FERRULE_VENDOR_KERNELS", (bool,), "true", "allow kernels of other libraries"),
     Setting("engine.device_peers", "FERRULE_DEVICE_PEERS", (str,), "auto", "NCCL, RCCL in a host: auto, always, never"),

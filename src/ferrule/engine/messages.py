@@ -14,7 +14,16 @@ import msgspec
 
 from ferrule.engine.options import RankOptions
 from ferrule.engine.turn import FIRST_COME, Turn
-from ferrule.engine.types import FinishReason, ImageInput, PrefixUse, Progress, PromptToken, RankInfo, SamplingParams
+from ferrule.engine.types import (
+    FinishReason,
+    ImageInput,
+    PrefixUse,
+    Progress,
+    PromptToken,
+    RankInfo,
+    SamplingParams,
+    StreamUse,
+)
 from ferrule.errors import EngineError
 from ferrule.model import PoolingMode
 
@@ -134,11 +143,12 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", tag_field="event"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", tag_field="event"):
-    """Number of sequences that run and that wait. ``prefix``: as of `Health`."""
+    """Number of sequences that run and that wait. ``prefix`` and ``streamed``: as of `Health`."""
 
     running: int
     waiting: int
     prefix: PrefixUse | None = None
+    streamed: StreamUse | None = None
 
 
 class DeviceLost(msgspec.Struct, frozen=True):

@@ -26,6 +26,9 @@ RETURN_TIMEOUT = 20.0
 """The same where ranks start again on machines that have done it before: one that is not there by then will not come.
 After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
+AS_NEEDED = 0
+"""Of ``stream_weights``: as much as does not fit."""
+
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 KV_CACHES = tuple(CACHE_BITS)
@@ -97,7 +100,9 @@ class EngineOptions:
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
     disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``speculate``: whether tokens of
     answers are guessed and computed together, for `parse_speculation`. ``kv_cache``: of `KV_CACHES`, in what keys and
-    values are kept; ``auto``: in what the model computes in."""
+    values are kept; ``auto``: in what the model computes in. ``stream_weights``: weights of layers may stay on each
+    rank's disk, from where steps read them, so that those in memory take so many bytes; `AS_NEEDED`: if they do not
+    fit, so much as leaves room for caches; None: never."""
 
     model: str
     tensor: int = 1
@@ -123,6 +128,7 @@ class EngineOptions:
     inter_token_limit: str = AUTO
     speculate: str = "off"
     kv_cache: str = "auto"
+    stream_weights: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -144,6 +150,8 @@ class EngineOptions:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, not {value}")
+        if self.stream_weights is not None and self.stream_weights < AS_NEEDED:
+            raise ConfigError(f"--stream-weights must be a size, not {self.stream_weights}")
         if self.prefix_disk and not self.prefix_cache:
             raise ConfigError("--prefix-cache-disk is of no use with --no-prefix-cache; leave one of them out")
 
@@ -153,9 +161,9 @@ class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies``, ``copies_left``, ``prefix_…``, ``kv_cache`` and ``inter_token_limit``: as in `EngineOptions`.
-    ``adapters``: with their directories and identities. ``speculate``: tokens of a sequence that are guessed at once,
-    at most."""
+    ``copies``, ``copies_left``, ``prefix_…``, ``kv_cache``, ``stream_weights`` and ``inter_token_limit``: as in
+    `EngineOptions`. ``adapters``: with their directories and identities. ``speculate``: tokens of a sequence that are
+    guessed at once, at most."""
 
     directory: str
     dtype: str
@@ -181,6 +189,7 @@ class RankOptions:
     inter_token_limit: str = AUTO
     speculate: int = 0
     kv_cache: str = "auto"
+    stream_weights: int | None = None
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -174,6 +174,7 @@ class RankInfo:
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
     ``received_bytes`` of the model came from other hosts, for all ranks of this one. ``unshared``: why there is no
     prefix cache although it was not switched off; ``unguessed``: no speculation although it was asked for.
+    ``streamed``: which weights are read from disk with every token, for people; None: none.
     """
 
     rank: int
@@ -187,6 +188,7 @@ class RankInfo:
     received_bytes: int = 0
     unshared: str | None = None
     unguessed: str | None = None
+    streamed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -232,11 +234,27 @@ class SpeculationUse:
 
 
 @dataclass(frozen=True)
+class StreamUse:
+    """Use of weights that the driver's rank reads from its disk: ``stored`` there, of which ``each_step`` reads some;
+    ``read`` since it was started, and seconds that steps ``waited`` for that. ``hits``: of experts that tokens chose,
+    how many were in memory then, and ``misses``, which were not. Bytes, but for these."""
+
+    stored: int = 0
+    each_step: int = 0
+    read: int = 0
+    waited: float = 0.0
+    hits: int = 0
+    misses: int = 0
+    hit_rate: float | None = None
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
     how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
-    ``prefix``: None where there is no prefix cache; ``speculation``: where nothing is guessed. ``replicas``: its
-    copies, where there are to be several; the model is ready as long as one is."""
+    ``prefix``: None where there is no prefix cache; ``speculation``: where nothing is guessed; ``streamed``: where all
+    weights are in memory. ``replicas``: its copies, where there are to be several; the model is ready as long as one
+    is."""
 
     state: State
     error: str | None = None
@@ -248,6 +266,7 @@ class Health:
     note: str | None = None
     prefix: PrefixUse | None = None
     speculation: SpeculationUse | None = None
+    streamed: StreamUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
 
 

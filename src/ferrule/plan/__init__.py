@@ -7,7 +7,7 @@ from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, sp
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
-from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, Runtime
+from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, STREAMED, Runtime
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
 from ferrule.plan.search import Apart, SearchResult, best_plan, search, search_apart
 
@@ -15,6 +15,7 @@ __all__ = [
     "BUILT_IN_ENGINE",
     "CAPTURED_SHARE",
     "RUNTIMES",
+    "STREAMED",
     "Apart",
     "Candidate",
     "ClusterSpec",

@@ -11,7 +11,7 @@ from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
 from ferrule.plan.cost.memory import memory_of, weight_bytes
 from ferrule.plan.cost.predictor import predicted
-from ferrule.plan.explain.shortage import shortage
+from ferrule.plan.explain.shortage import shortage, streamed_best, streamed_text
 from ferrule.plan.explain.verdict import WORTH_IT, verdict
 from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate, MemoryUse
@@ -54,9 +54,9 @@ def rank_memory(model: ModelSpec, plan: Plan, *, context: int) -> tuple[MemoryUs
     return memory_of(Question(model, ClusterSpec(tuple(devices)), work), plan)
 
 
-def plan_machine(model: ModelSpec, *devices: DeviceSpec, context: int = LEAST_CONTEXT) -> Plan:
+def plan_machine(model: ModelSpec, *devices: DeviceSpec, context: int = LEAST_CONTEXT, stream: bool = False) -> Plan:
     """The best plan of the built-in engine on ``devices`` of one machine: with room for ``context`` tokens, or if that
-    is nowhere, for what makes sense at least.
+    is nowhere, for what makes sense at least. ``stream``: weights that do not fit may be read from disk.
 
     Raises `PlanError` (with ``needed`` and ``available`` bytes) where they cannot hold the model.
     """
@@ -69,9 +69,15 @@ def plan_machine(model: ModelSpec, *devices: DeviceSpec, context: int = LEAST_CO
             split = next((each for each in found.candidates if len(each.plan.devices) > 1), None)
             best = min(_as_good(found, found.best), key=lambda each: each.plan.devices)  # of equal devices the first
             return best.plan.because(verdict(question, best, found.single, split))
+    streamed = streamed_best(question)
+    if stream and streamed is not None:
+        return streamed[1].plan.because(f"It does not fit in memory: {streamed_text(*streamed)}.")
     error = shortage(question).error(model.name)
+    told = str(error)
+    if streamed is not None:
+        told += f"; with --stream-weights auto it would run at {streamed_text(*streamed)}"
     raise PlanError(
-        f"{error}; free some memory, take a smaller model, or add a host (ferrule plan {model.name} tells more); "
+        f"{told}; free some memory, take a smaller model, or add a host (ferrule plan {model.name} tells more); "
         "--tp 1 loads it all the same",
         needed=error.needed,
         available=error.available,

@@ -98,7 +98,8 @@ class Runtime:
     every token, beside activations. ``announcement_bytes``: of what the last stage tells the others before
     they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
-    from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
+    from disk with every token, and ``reads_ahead`` those of layers that follow, of mixtures only what tokens choose.
+    ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
     through a layer. ``eager``: starts each operation from Python; ``call_operations``: as how many a call of
     `MIXER_CALLS` counts (0: recurrent mixers are as many as attention). ``cache_computed``: keys and values are kept in
     what the model computes in or by codes of `ModelSpec.cache_bits`, whatever ``cache`` says of their bytes.
@@ -133,6 +134,7 @@ class Runtime:
     announcement_bytes: int = 0
     batches: bool = True
     streams: bool = False
+    reads_ahead: bool = False
     batch_tokens: int = 512
     activation_bytes: float = 4.0
     eager: bool = False
@@ -253,6 +255,8 @@ BUILT_IN_ENGINE = Runtime(
     state_share=0.5,
     packs=True,
 )
+STREAMED = replace(BUILT_IN_ENGINE, streams=True, reads_ahead=True)
+"""The same engine with ``--stream-weights``: what does not fit stays on disk."""
 CAPTURED_SHARE = 1 / 16
 """Part of an accelerator's free memory that the engine keeps for captured steps."""
 ON_ACCELERATORS = replace(

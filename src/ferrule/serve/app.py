@@ -140,6 +140,7 @@ def many_health(models: ManyModels, shown: Collection[str]) -> Response:
             health.note,
             health.prefix,
             health.speculation,
+            health.streamed,
         )
     status = together([state_of(engine) for _, engine in models.states()])
     status = "ok" if status == "ready" else status
@@ -163,6 +164,7 @@ def health_response(engine: Engine) -> Response:
         health.note,
         health.prefix,
         health.speculation,
+        health.streamed,
         health.replicas,
     )
     return respond(body, 200 if ready else 503)

@@ -28,6 +28,7 @@ from ferrule.plan import (
 from ferrule.plan.cost import largest_context, memory_of
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.experts import busiest_share
+from ferrule.plan.cost.predictor import read_each_token
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
 EXPERTS = read_model("dbrx", weights="bfloat16")
@@ -146,6 +147,39 @@ def test_what_does_not_fit_streams_from_disk_where_the_runtime_can() -> None:
     assert (stays.fits, streams.fits) == (False, True)
     (disk,) = [term for term in streams.terms if term.kind == "disk"]
     assert disk.seconds == pytest.approx(-stays.memory[0].margin / 2e9)
+
+
+@pytest.mark.parametrize("disk", [2e9, 1e12])
+def test_layers_are_read_while_others_are_computed_with(disk: float) -> None:
+    """By the slower of disk and memory; what is read into has room of its own."""
+    short = cluster(1, memory=MODEL.bytes, disk_read=disk)
+    stays = predict(ask(short), pipeline(1))
+    question = ask(short, runtime=replace(PLAIN, streams=True, reads_ahead=True))
+    streams = predict(question, pipeline(1))
+    missing = -stays.memory[0].margin
+    (read,) = read_each_token(question, pipeline(1)).values()
+    assert missing < read < missing + 3 * max(layer.bytes for layer in MODEL.decoder)
+    assert streams.token_seconds == pytest.approx(max(stays.token_seconds, read / disk))
+    assert streams.fits
+    far = cluster(1, memory=MODEL.bytes // 100, disk_read=disk)
+    assert not predict(question.on(far), pipeline(1)).fits, "not even what is needed at once"
+
+
+def test_of_experts_those_that_tokens_choose_are_read() -> None:
+    short = cluster(1, memory=round(EXPERTS.bytes * 0.6), disk_read=2e9)
+    plan = pipeline(1, EXPERTS.layers)
+    question = ask(short, runtime=replace(PLAIN, streams=True, reads_ahead=True), model=EXPERTS)
+    one = predict(question, plan)
+    missing = -predict(ask(short, model=EXPERTS), plan).memory[0].margin
+    (read,) = read_each_token(question, plan).values()
+    experts = EXPERTS.decoder[0].experts
+    assert experts is not None
+    assert read == pytest.approx(missing * experts.per_token / experts.count)
+    (disk,) = [term.seconds for term in one.terms if term.kind == "disk"]
+    assert disk == pytest.approx(read / 2e9), "they are read when they are chosen"
+    several = predict(question.with_work(concurrency=8), plan)
+    (more,) = [term.seconds for term in several.step_terms if term.kind == "disk"]
+    assert disk < more < 8 * disk
 
 
 def test_routes_lead_through_others_where_there_is_no_cable() -> None:

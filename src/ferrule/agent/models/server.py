@@ -39,7 +39,7 @@ from ferrule.serve.server import Served, serve
 TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
-    "graphs", "prefix_cache", "prefix_disk", "inter_token_limit", "speculate", "kv_cache",
+    "graphs", "prefix_cache", "prefix_disk", "inter_token_limit", "speculate", "kv_cache", "stream_weights",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from ferrule.errors import ClusterError, ConfigError, FerruleError, ModelUnavail
 from ferrule.model import ModelSpec
 from ferrule.plan import (
     BUILT_IN_ENGINE,
+    STREAMED,
     Candidate,
     Plan,
     Prediction,
@@ -335,6 +336,9 @@ class ClusterPlanner:
         work = Workload(context=context, prompt=min(512, max(1, context // 2)))
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))
+        reads = self._options.stream_weights is not None and not any(each.accelerated for each in cluster.devices)
+        if answers.best is None and reads:
+            answers = search(replace(question, runtime=STREAMED, runnable_only=True))
         if answers.best is None:
             raise ModelUnavailable("; ".join(filter(None, (lost.told(), _missing(question, members)))))
         best = _rather_here(question, answers.best, members[0].name)

@@ -9,6 +9,7 @@ from ferrule.cli.bench import fabric as bench_fabric
 from ferrule.cli.bench import kv_cache as bench_kv_cache
 from ferrule.cli.bench import plan as bench_plan
 from ferrule.cli.bench import speculation as bench_speculation
+from ferrule.cli.bench import streaming as bench_streaming
 from ferrule.cli.bench import structured as bench_structured
 
 app = typer.Typer(no_args_is_help=True, help="Measure what this machine can do, beside other libraries.")
@@ -18,4 +19,5 @@ app.command(epilog=bench_engine.EXAMPLES)(bench_engine.engine)
 app.command(epilog=bench_plan.EXAMPLES)(bench_plan.plan)
 app.command(epilog=bench_speculation.EXAMPLES)(bench_speculation.speculation)
 app.command("kv-cache", epilog=bench_kv_cache.EXAMPLES)(bench_kv_cache.kv_cache)
+app.command(epilog=bench_streaming.EXAMPLES)(bench_streaming.streaming)
 app.command(epilog=bench_structured.EXAMPLES)(bench_structured.structured)

@@ -59,7 +59,9 @@ def choice_of(options: EngineOptions, devices: Sequence[DeviceSpec]) -> DeviceCh
     """The planner's choice among ``devices``."""
     from ferrule.engine.host.device_choice import DeviceChoice
 
-    return DeviceChoice(devices, measure_of(options), context=options.max_context, threads=options.threads)
+    stream = options.stream_weights is not None
+    measure = measure_of(options)
+    return DeviceChoice(devices, measure, context=options.max_context, threads=options.threads, stream=stream)
 
 
 def split_as_asked(console: Console, options: EngineOptions, devices: Sequence[DeviceSpec], model: ModelSpec) -> Plan:

@@ -111,6 +111,17 @@ Speculate = Annotated[
     ),
 ]
 
+StreamWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--stream-weights",
+        envvar="FERRULE_STREAM_WEIGHTS",
+        metavar="SIZE|auto|off",
+        help="Keep weights of at most so much in each rank's memory, such as 24GiB, and read the others from its disk "
+        "with every token; auto: where they do not fit, as many as leave room for caches.",
+    ),
+]
+
 
 Encrypt = Annotated[
     bool | None,

@@ -78,3 +78,10 @@ def saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | N
 def prefix_disk_of(size: str | None) -> int:
     """Bytes of each rank's disk, by ``--prefix-cache-disk``. Raises `ConfigError`."""
     return 0 if size is None or size == "off" else parse_bytes(size)
+
+
+def stream_weights_of(size: str | None) -> int | None:
+    """`EngineOptions.stream_weights`, by ``--stream-weights``. Raises `ConfigError`."""
+    if size is None or size == "off":
+        return None
+    return 0 if size == "auto" else parse_bytes(size)

@@ -34,7 +34,8 @@ def placing(
     ``demo``: it is split to show something."""
     if options.device == CPU:
         machine = ThisMachine(console, options.threads)
-        return Placing(None if split else partial(machine.plan, before_measuring=make_room), machine)
+        stream = options.stream_weights is not None
+        return Placing(None if split else partial(machine.plan, before_measuring=make_room, stream=stream), machine)
     devices = devices_of(console, options, None if split else make_room)
     if devices and not split:
         return Placing(devices=choice_of(options, devices))

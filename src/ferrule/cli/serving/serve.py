@@ -27,6 +27,7 @@ from ferrule.cli.serving.model import (
     PrefixDisk,
     SelfTest,
     Speculate,
+    StreamWeights,
     Threads,
     Tp,
     Weights,
@@ -39,6 +40,7 @@ from ferrule.cli.serving.options import (
     request_log_of,
     saved_plan,
     speculation_of,
+    stream_weights_of,
     tls_of,
 )
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
@@ -160,6 +162,7 @@ def serve(
         ),
     ] = MAX_QUEUE_TIME,
     speculate: Speculate = "off",
+    stream_weights: StreamWeights = None,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
@@ -224,7 +227,7 @@ def serve(
         )
         several = wanted_models(given, models, common)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    prefix_disk = prefix_disk_of(prefix_cache_disk)
+    prefix_disk, streamed = prefix_disk_of(prefix_cache_disk), stream_weights_of(stream_weights)
     parse_inter_token_limit(inter_token_limit)
     max_queue_seconds = parse_queue_time(max_queue_time)
     speculate = speculation_of(speculate)
@@ -298,6 +301,7 @@ def serve(
             prefix_disk=prefix_disk,
             inter_token_limit=inter_token_limit,
             speculate=speculate,
+            stream_weights=streamed,
             standby=standby,
             encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
@@ -358,6 +362,7 @@ def serve(
                 prefix_disk=prefix_disk,
                 inter_token_limit=inter_token_limit,
                 speculate=speculate,
+                stream_weights=streamed,
                 standby=standby,
                 encrypt=encrypt,
                 front=front,
@@ -376,6 +381,7 @@ def serve(
             prefix_disk=prefix_disk,
             inter_token_limit=inter_token_limit,
             speculate=speculate,
+            stream_weights=streamed,
             name=name,
             standby=standby,
             encrypt=encrypt,

@@ -62,6 +62,7 @@ def run_several(
     prefix_disk: int,
     inter_token_limit: str,
     speculate: str,
+    stream_weights: int | None,
     standby: bool,
     encrypt: bool | None,
     front: Front,
@@ -71,7 +72,7 @@ def run_several(
     from ferrule.serve.models.memory import Memory
 
     common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
-    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk}
+    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk, "stream_weights": stream_weights}
     common |= {"inter_token_limit": inter_token_limit, "speculate": speculate}
 
     def tell(line: str) -> None:

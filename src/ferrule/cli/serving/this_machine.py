@@ -29,10 +29,10 @@ class ThisMachine:
         self._failed = False
         self.device = self._told(lambda: recall_device(threads=threads, unit="cpu"))
 
-    def plan(self, model: ModelSpec, *, before_measuring: Callable[[], None]) -> Plan:
+    def plan(self, model: ModelSpec, *, before_measuring: Callable[[], None], stream: bool = False) -> Plan:
         """The planner's choice for ``model``; one rank where nothing can be told of this machine. Where it has to be
-        measured, which takes seconds, ``before_measuring`` is called first. Raises `PlanError` where the model cannot
-        be held."""
+        measured, which takes seconds, ``before_measuring`` is called first. ``stream``: as of
+        `plan_machine`. Raises `PlanError` where the model cannot be held."""
         from ferrule.agent.device import RANK
         from ferrule.plan import make_plan, plan_machine
         from ferrule.plan.cluster import machine_of_ranks
@@ -45,7 +45,7 @@ class ThisMachine:
             self.device = self._told(lambda: measure_device(rank=RANK, threads=self._threads, unit="cpu"))
         if self.device is None:
             return make_plan(model, tensor=1, pipeline=1)
-        return plan_machine(model, machine_of_ranks(calibrated(self.device), self._copies).devices[0])
+        return plan_machine(model, machine_of_ranks(calibrated(self.device), self._copies).devices[0], stream=stream)
 
     def _told(self, ask: Callable[[], DeviceSpec | None]) -> DeviceSpec | None:
         try:

@@ -76,13 +76,20 @@ def advice(model: ModelSpec, plan: Plan, options: EngineOptions, devices: Sequen
 
 class DeviceChoice:
     """``devices``: those that are allowed. ``threads``: as in `EngineOptions`. ``context``: tokens that it
-    should hold."""
+    should hold. ``stream``: as of `plan_machine`."""
 
     def __init__(
-        self, devices: Sequence[DeviceSpec], measure: Measure, *, context: int | None = None, threads: int | None = None
+        self,
+        devices: Sequence[DeviceSpec],
+        measure: Measure,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        stream: bool = False,
     ) -> None:
         self.threads = threads
         self._devices, self._measure, self._context = tuple(devices), measure, context or CONTEXT
+        self._stream = stream
 
     def plan(self, model: ModelSpec, lost: Collection[str] = ()) -> Plan:
         """The best plan, whose devices are names for ``--device``, without what is ``lost``: of what is allowed, and
@@ -94,7 +101,7 @@ class DeviceChoice:
                 return plan_machine(model, *(left or more), context=self._context)
             except PlanError:
                 left = [*more]
-        return plan_machine(model, *left, context=self._context)
+        return plan_machine(model, *left, context=self._context, stream=self._stream)
 
     def times_as_fast(self, model: ModelSpec, plan: Plan, than: Plan) -> float:
         """How many times as fast as another ``plan`` should be, of what `plan` gave."""

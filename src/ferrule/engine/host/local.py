@@ -37,6 +37,7 @@ from ferrule.engine.types import (
     SamplingParams,
     SpeculationUse,
     State,
+    StreamUse,
     Token,
 )
 from ferrule.engine.vectors import finished
@@ -93,6 +94,7 @@ class LocalEngine:
         self._running = self._waiting = 0
         self._prefix: PrefixUse | None = None
         self._drafted = self._accepted = 0
+        self._streamed: StreamUse | None = None
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
@@ -124,6 +126,7 @@ class LocalEngine:
             inter_token_limit=options.inter_token_limit,
             speculate=parse_speculation(options.speculate),
             kv_cache=options.kv_cache,
+            stream_weights=options.stream_weights,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
@@ -231,6 +234,7 @@ class LocalEngine:
             supervisor.note or None,
             self._prefix,
             SpeculationUse(self._drafted, self._accepted) if self._speculates else None,
+            self._streamed,
         )
 
     @property
@@ -278,7 +282,8 @@ class LocalEngine:
                 if refused is not None:
                     self._end(refused, RequestError(f"structured output: {event.message}", code=event.code))
             case Load():
-                self._running, self._waiting, self._prefix = event.running, event.waiting, event.prefix
+                self._running, self._waiting = event.running, event.waiting
+                self._prefix, self._streamed = event.prefix, event.streamed
             case Loading():
                 if self._on_progress is not None:
                     self._on_progress(event.progress)
@@ -302,7 +307,7 @@ class LocalEngine:
 
     def went_down(self, loss: Loss) -> bool:
         self._running = self._waiting = 0
-        self._prefix = None
+        self._prefix = self._streamed = None
         given_up = self._requests.interrupted(crashed=loss.crashed)
         for request in given_up:
             self._end(

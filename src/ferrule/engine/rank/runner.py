@@ -13,7 +13,7 @@ from ferrule.engine.architectures import encodes
 from ferrule.engine.device_names import CPU, device_of, parse_device
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.devices.peers.join import tensor_group
-from ferrule.engine.options import RankOptions
+from ferrule.engine.options import AS_NEEDED, RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.encoder.runner import EncoderRunner
@@ -21,7 +21,8 @@ from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import read_config
-from ferrule.engine.types import Progress
+from ferrule.engine.types import Progress, StreamUse
+from ferrule.errors import PlanError
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
 
@@ -85,6 +86,15 @@ class Runner(Protocol):
         """Whether `shared` has copies, beside what sequences have. To be called after `reserve`."""
         ...
 
+    @property
+    def streams(self) -> str | None:
+        """Which weights steps read from disk, for people; None: none."""
+        ...
+
+    def streamed(self) -> StreamUse | None:
+        """What was read of them; None where all weights are in memory."""
+        ...
+
     def cache_memory(self) -> int:
         """Bytes free for caches and all else on this rank's device, without what captured steps may take."""
         ...
@@ -113,6 +123,7 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
     names = [device_of(options.device, rank, world.size) for rank in range(world.size)]
     device = open_device(names[world.rank], options.threads)
     if encodes(read_config(Path(options.directory))):
+        _refuse_streaming(options, "encoders are run by transformers' modules")
         return EncoderRunner(options, world, device, on_progress)
     in_host_memory = [parse_device(name)[0] == CPU for name in names]
     if all(in_host_memory):  # the native library computes there
@@ -120,6 +131,20 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
             return StepRunner(options, world, stage, device, on_progress)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
+            _refuse_streaming(options, f"its step runs through transformers' modules ({unfit})")
+    else:
+        _refuse_streaming(options, "a rank has a device of its own")
     alike = not any(in_host_memory)
     parts = None if all(in_host_memory) else tensor_group(world, stage, device, alike=alike)
     return TorchRunner(options, world, stage, device, on_progress, alike=alike, parts=parts)
+
+
+def _refuse_streaming(options: RankOptions, why: str) -> None:
+    """Raises `PlanError` where the user wants weights read from disk."""
+    if options.stream_weights is None:
+        return
+    told = f"weights are read from disk by native step programs only, on processors: {why}"
+    if options.stream_weights == AS_NEEDED:
+        log.warning("--stream-weights auto: %s", told)
+    else:
+        raise PlanError(f"--stream-weights: {told}")

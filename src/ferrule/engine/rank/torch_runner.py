@@ -24,7 +24,7 @@ from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.rank.probe import output_of
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.vision.tower import Tower, depths_of
-from ferrule.engine.types import Progress
+from ferrule.engine.types import Progress, StreamUse
 from ferrule.fabric import Group
 
 
@@ -148,6 +148,15 @@ class TorchRunner:
     def copies_blocks(self) -> bool:
         """See `Runner.copies_blocks`."""
         return self.model.cache.pages is None
+
+    @property
+    def streams(self) -> str | None:
+        """See `Runner.streams`."""
+        return None
+
+    def streamed(self) -> StreamUse | None:
+        """See `Runner.streamed`."""
+        return None
 
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""

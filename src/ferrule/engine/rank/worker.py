@@ -125,6 +125,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
         received_bytes=obtained.received,
         unshared=trial.unshared if options.prefix_cache else None,
         unguessed=trial.unshared if options.speculate else None,
+        streamed=runner.streams,
     )
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)

@@ -157,6 +157,7 @@ class Replicas:
             "; ".join([*notes, *(away if best == "ready" else [])]) or None,
             _together([each.prefix for each in known if each.prefix is not None]),
             _guessed([each.speculation for each in known if each.speculation is not None]),
+            next((each.streamed for each in known if each.streamed is not None), None),
             tuple(told),
         )
 

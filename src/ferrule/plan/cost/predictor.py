@@ -14,6 +14,7 @@ from ferrule.plan.cost.interval import interval_of
 from ferrule.plan.cost.memory import largest_context, memory_of
 from ferrule.plan.cost.messages import announcement, entry_seconds, hop, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Pass, Seconds, StageCost
+from ferrule.plan.cost.streaming import FromDisk, from_disk
 from ferrule.plan.plan import Plan, Stage
 from ferrule.plan.prediction import Candidate, MemoryUse, Prediction, Term, TermKind
 from ferrule.plan.question import Question
@@ -25,6 +26,13 @@ WRITE_OFF_SECONDS = 3 * 365.25 * 86400
 def predict(question: Question, plan: Plan) -> Prediction:
     """Also of what does not fit (`Prediction.fits`). Raises `PlanError` where no cables join the devices."""
     return _Predictor(question, plan).prediction()
+
+
+def read_each_token(question: Question, plan: Plan) -> dict[str, float]:
+    """Bytes of weights that a token of one stream reads from disk, by device, of a runtime that reads ahead."""
+    predictor = _Predictor(question, plan)
+    found = {name: predictor._from_disk(name, missing, 1) for name, missing in predictor.missing.items()}
+    return {name: sum(each) for name, each in found.items() if each is not None}
 
 
 def predicted(question: Question, plan: Plan) -> Candidate:
@@ -67,13 +75,20 @@ class _Predictor:
 
     @cached_property
     def missing(self) -> dict[str, int]:
-        """Bytes of weights that are read from disk with every token, by device."""
+        """Bytes of weights that are on disk, by device."""
         uses = memory_of(self.question, self.plan)
         return {use.device: -use.margin for use in uses if self.runtime.streams and self._may_stream(use)}
 
     def _may_stream(self, use: MemoryUse) -> bool:
         disk = self.cluster.by_name[use.device].disk_read
-        return use.margin < 0 and bool(disk) and -use.margin < use.weights
+        if use.margin >= 0 or not disk or -use.margin >= use.weights:
+            return False
+        return not self.runtime.reads_ahead or self._from_disk(use.device, -use.margin, 1) is not None
+
+    def _from_disk(self, name: str, missing: int, rows: int) -> FromDisk | None:
+        stage = next(each for each in self.plan.stages if name in each.devices)
+        share = stage.shares[stage.devices.index(name)]
+        return from_disk(self.question.held, stage, share, missing, rows)
 
     def prediction(self) -> Prediction:
         single = self._times(Pass(1, self.work.seen))
@@ -118,18 +133,20 @@ class _Predictor:
             if place == len(stages) - 1:
                 seconds += cost.last(which)
             hop, where = self._hop(place, which)
-            times.append(_StageTime(stage, seconds, self._disk(stage), hop, where))
+            times.append(_StageTime(stage, seconds, self._disk(stage, seconds.total, which), hop, where))
         return times
 
-    def _disk(self, stage: Stage) -> float:
-        return max(
-            (
-                missing / (self.cluster.by_name[name].disk_read or 1.0)
-                for name in stage.devices
-                if (missing := self.missing.get(name, 0))
-            ),
-            default=0.0,
-        )
+    def _disk(self, stage: Stage, busy: float, which: Pass) -> float:
+        """Seconds for which a stage waits for its disk, beside those in which it is ``busy``."""
+        waits = [0.0]
+        for name in stage.devices:
+            missing, rate = self.missing.get(name, 0), self.cluster.by_name[name].disk_read or 1.0
+            read = self._from_disk(name, missing, which.rows) if missing and self.runtime.reads_ahead else None
+            if read is None:
+                waits.append(missing / rate)
+            else:
+                waits.append(read.chosen / rate + max(0.0, read.ahead / rate - busy))
+        return max(waits)
 
     def _hop(self, place: int, which: Pass) -> tuple[float, str]:
         """From a stage to the next one; from the last, word of the next step back to the first."""

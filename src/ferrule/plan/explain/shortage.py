@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
 from ferrule.plan.cluster.changes import NEW_RAIL, joined, one_more
-from ferrule.plan.cost.predictor import predicted
+from ferrule.plan.cost.predictor import predicted, read_each_token
 from ferrule.plan.cut import StageTable, cut_layers
 from ferrule.plan.explain.what_if import MANY, quantised_cache
 from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate, MemoryUse
 from ferrule.plan.question import Question
-from ferrule.plan.runtime import BUILT_IN_ENGINE
+from ferrule.plan.runtime import BUILT_IN_ENGINE, STREAMED
 from ferrule.plan.search.best import search
 from ferrule.plan.search.stages.costs import Cutting, StageCosts
 
@@ -90,11 +90,35 @@ def _nearest(question: Question) -> Iterator[Nearest]:
         ):
             yield from found
             break
+    if question.runtime is BUILT_IN_ENGINE and (streamed := streamed_best(question)) is not None:
+        yield Nearest(f"--stream-weights auto: {streamed_text(*streamed)}", *streamed)
     with_cables = joined(cluster)
     if with_cables is not None:
         yield from _fitting(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables))
     elif len(cluster.devices) < MANY:
         yield from _more_hosts(question)
+
+
+def streamed_best(question: Question) -> tuple[Question, Candidate] | None:
+    """The best plan where weights that do not fit are read from disk, and the question whose answer it is; None where
+    no disk was measured, or devices compute that do not read so."""
+    if any(device.accelerated for device in question.cluster.devices):
+        return None
+    streamed = replace(question, runtime=STREAMED, runnable_only=True)
+    best = search(streamed).best
+    return None if best is None or not read_each_token(streamed, best.plan) else (streamed, best)
+
+
+def streamed_text(question: Question, candidate: Candidate) -> str:
+    """What a plan of `streamed_best` does, for people."""
+    read = read_each_token(question, candidate.plan)
+    name = max(read, key=lambda each: read[each])
+    rate = question.cluster.by_name[name].disk_read or 0.0
+    where = f" ({name})" if len(candidate.plan.devices) > 1 else ""
+    return (
+        f"about {candidate.prediction.tokens_per_s:.2g} tokens/s, since {read[name] / 2**30:.1f} GiB are read with "
+        f"every token from a disk of {rate / 1e9:.1f} GB/s{where}"
+    )
 
 
 def _more_hosts(question: Question) -> Iterator[Nearest]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import PrefixUse, Recovery, ReplicaHealth, SpeculationUse
+from ferrule.engine import PrefixUse, Recovery, ReplicaHealth, SpeculationUse, StreamUse
 from ferrule.serve.answer.form import Counts
 
 
@@ -204,6 +204,7 @@ class ModelHealth(msgspec.Struct, omit_defaults=True):
     note: str | None = None
     prefix_cache: PrefixUse | None = None
     speculation: SpeculationUse | None = None
+    streamed_weights: StreamUse | None = None
 
 
 class ManyHealthBody(msgspec.Struct):
@@ -216,7 +217,7 @@ class ManyHealthBody(msgspec.Struct):
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
     """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``,
-    ``speculation``: as in `ferrule.engine.Health`."""
+    ``speculation``, ``streamed_weights``: as in `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -229,4 +230,5 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     note: str | None = None
     prefix_cache: PrefixUse | None = None
     speculation: SpeculationUse | None = None
+    streamed_weights: StreamUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()

@@ -54,6 +54,9 @@ class RandomLogits:
     def __init__(self, world: fabric.Group) -> None:
         self.world, self.plan, self.device = world, PLAN, open_device("cpu", 1)
 
+    def streamed(self) -> None:
+        return None
+
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> torch.Tensor:
         return torch.randn(len(batch.logit_rows()), VOCABULARY)
 

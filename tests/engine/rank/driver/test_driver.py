@@ -50,6 +50,9 @@ class Counting:
         self.world: Any = SimpleNamespace(check=lambda: None)
         self.batches: list[Batch] = []
 
+    def streamed(self) -> None:
+        return None
+
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> torch.Tensor:
         assert not features
         self.batches.append(batch)

@@ -315,7 +315,9 @@ class Driver:
         use = None
         if self.prefixes.enabled:
             use = PrefixUse(self.prefixes.tokens, BLOCK * len(self.prefixes.stored), self.scheduler.hits)
-        load = Load(len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening), use)
+        load = Load(
+            len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening), use, self.runner.streamed()
+        )
         if load != self.reported:
             self.control.send(load)
             self.reported = load

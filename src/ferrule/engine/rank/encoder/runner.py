@@ -13,7 +13,7 @@ from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.encoder.groups import grouped
 from ferrule.engine.rank.encoder.model import build
-from ferrule.engine.types import Progress
+from ferrule.engine.types import Progress, StreamUse
 from ferrule.errors import EngineError, PlanError
 from ferrule.fabric import Group
 from ferrule.model.families.encoders import WHOLE
@@ -92,6 +92,15 @@ class EncoderRunner:
     def state_bytes(self, sequence: int) -> int:
         """See `Runner.state_bytes`."""
         return 0
+
+    @property
+    def streams(self) -> str | None:
+        """See `Runner.streams`."""
+        return None
+
+    def streamed(self) -> StreamUse | None:
+        """See `Runner.streamed`."""
+        return None
 
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import singledispatchmethod
 
 import torch
 
 from ferrule._native import Matrix, Program
 from ferrule.engine.rank.step import operations as described
-from ferrule.engine.rank.step.load import Weights, head_part
-from ferrule.engine.rank.step.operations import Description, Operation, View
+from ferrule.engine.rank.step.load import Weights
+from ferrule.engine.rank.step.operations import Description, Operation, View, head_part
+from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.fabric import Group
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "gpt_oss")
@@ -23,11 +24,13 @@ BLOCK = 16
 
 
 class Assembled:
-    """A native program, and the numbers of its registers. ``group``: the ranks that share its layers."""
+    """A native program, and the numbers of its registers. ``group``: the ranks that share its layers. ``lengths``: of
+    the program, by how many operations of the description it has. ``read_with``: of layers that stay on disk, by their
+    place, a matrix of each."""
 
     def __init__(
         self, description: Description, weights: Weights, buffers: dict[str, torch.Tensor], dtype: torch.dtype,
-        group: Group, threads: int, kv_cache: str = "auto",
+        group: Group, threads: int, kv_cache: str = "auto", read_with: Mapping[int, PackedMatrix] | None = None,
     ) -> None:  # fmt: skip
         self.weights, self.group = weights, group
         element = ELEMENTS.index(dtype)
@@ -41,8 +44,17 @@ class Assembled:
             name: self.program.add_rotary(buffers[buffer].float().tolist(), factor)
             for name, (buffer, factor) in description.rotary.items()
         }
-        for operation in description.operations:
+        read = {description.spans[layer]: matrix.matrix for layer, matrix in (read_with or {}).items()}
+        begins = {first: matrix for (first, _), matrix in read.items()}
+        ends = {last: matrix for (_, last), matrix in read.items()}
+        self.lengths = [0]
+        for place, operation in enumerate(description.operations):
+            if place in begins:
+                self.program.enter(begins[place])
             self._add(operation)
+            if place + 1 in ends:
+                self.program.leave(ends[place + 1])
+            self.lengths.append(self.program.length)
         weights.vectors.clear()  # the program has its own
 
     def _view(self, view: View) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ferrule.engine.rank.adapters.attach import ByModule
 from ferrule.engine.rank.model import Blueprint
-from ferrule.engine.rank.step.operations import Description, Experts, HeadParts
+from ferrule.engine.rank.step.operations import Description, Experts, HeadParts, head_part
+from ferrule.engine.rank.stream.weights import StreamedWeights
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.loading import (
@@ -48,11 +49,27 @@ class Weights:
             ]
             self.bytes += sum(a.bytes + b.bytes for _, _, a, b in found)
 
+    def take(self, names: Sequence[str], made: Iterator[PackedMatrix], streamed: StreamedWeights | None) -> None:
+        """Those that are ``made``, by their names, unless they are on disk already; see `load_weights`."""
+        kept = [None if streamed is None else streamed.kept(name) for name in names]
+        for name, found in zip(names, kept if None not in kept else made, strict=True):
+            assert found is not None
+            if streamed is None or name not in streamed:
+                self.bytes += found.bytes
+                self.matrices[name] = found
+            else:
+                self.matrices[name] = found if None not in kept else streamed.keep(name, found)
+
 
 def load_weights(
-    blueprint: Blueprint, description: Description, checkpoint: Checkpoint, on_bytes: BytesRead
+    blueprint: Blueprint,
+    description: Description,
+    checkpoint: Checkpoint,
+    on_bytes: BytesRead,
+    streamed: StreamedWeights | None = None,
 ) -> Weights:
-    """Raises `ModelError` where a tensor is missing or has another shape than the architecture says."""
+    """``streamed``: takes the matrices of layers, which have no data then, until they are arranged. Raises `ModelError`
+    where a tensor is missing or has another shape than the architecture says."""
     model, weights = blueprint.model, Weights()
     stacks = {
         name: each for each in description.operations if isinstance(each, Experts) for name in (each.gate_up, each.down)
@@ -66,22 +83,15 @@ def load_weights(
     for name, empty in wanted.items():
         recipe, cut = _recipe(blueprint, name), blueprint.slicings.get(name)
         if name in stacks:
-            found = _stack(blueprint, name, recipe, cut, empty, stacks[name], checkpoint)
-            weights.matrices.update({f"{name}[{index}]": each for index, each in enumerate(found)})
-            weights.bytes += sum(each.bytes for each in found)
+            names = [f"{name}[{index}]" for index in range(stacks[name].held)]
+            weights.take(names, _stack(blueprint, name, recipe, cut, empty, stacks[name], checkpoint), streamed)
         elif name in description.by_head:
-            for part, matrix in _head_parts(blueprint, name, recipe, cut, empty, description.by_head[name], checkpoint):
-                weights.matrices[part] = matrix
-                weights.bytes += matrix.bytes
+            parts = description.by_head[name]
+            heads = range(empty.shape[0] // (parts.key + parts.value))
+            names = [head_part(name, part, head) for head in heads for part in ("key", "value")]
+            weights.take(names, _head_parts(blueprint, name, recipe, cut, empty, parts, checkpoint), streamed)
         elif name in description.matrices and empty.dim() == 2:
-            pieces = of_matrix(recipe, cut, checkpoint)
-            if pieces is None:
-                matrix = pack_numbers(_filled(blueprint, name, recipe, cut, empty, checkpoint), blueprint.dtype)
-            else:
-                matrix = pack(pieces, checkpoint, blueprint.dtype, 0 if cut is None else cut.pad)
-            check_shape(matrix.shape, empty, name, checkpoint)
-            weights.matrices[name] = matrix
-            weights.bytes += matrix.bytes
+            weights.take([name], _matrix(blueprint, name, recipe, cut, empty, checkpoint), streamed)
         else:
             held = _filled(blueprint, name, recipe, cut, empty, checkpoint)
             assign(model, name, held)
@@ -96,6 +106,19 @@ def load_weights(
     return weights
 
 
+def held_bytes(blueprint: Blueprint, checkpoint: Checkpoint) -> int:
+    """Of this rank's part in memory, about: as it is stored where it is multiplied so, else as numbers."""
+    total = 0
+    for name, empty in targets(blueprint.model):
+        recipe = _recipe(blueprint, name)
+        stored = [checkpoint.tensors[key] for keys in recipe.sources.values() for key in keys]
+        if all(isinstance(each.format, GroupedFormat) for each in stored):
+            total += stored_bytes(recipe, blueprint.slicings.get(name), checkpoint)
+        else:
+            total += empty.numel() * blueprint.dtype.itemsize
+    return total
+
+
 def _recipe(blueprint: Blueprint, name: str) -> Recipe:
     return blueprint.made_of[blueprint.aliases.get(name, name)]
 
@@ -108,9 +131,16 @@ def _filled(
     return held
 
 
-def head_part(name: str, part: str, head: int) -> str:
-    """Under which name a head's part of weight ``name`` is among `Weights.matrices`."""
-    return f"{name}[{head}].{part}"
+def _matrix(
+    blueprint: Blueprint, name: str, recipe: Recipe, cut: Slicing | None, empty: Tensor, checkpoint: Checkpoint
+) -> Iterator[PackedMatrix]:
+    pieces = of_matrix(recipe, cut, checkpoint)
+    if pieces is None:
+        matrix = pack_numbers(_filled(blueprint, name, recipe, cut, empty, checkpoint), blueprint.dtype)
+    else:
+        matrix = pack(pieces, checkpoint, blueprint.dtype, 0 if cut is None else cut.pad)
+    check_shape(matrix.shape, empty, name, checkpoint)
+    yield matrix
 
 
 def _head_parts(
@@ -121,7 +151,7 @@ def _head_parts(
     empty: Tensor,
     parts: HeadParts,
     checkpoint: Checkpoint,
-) -> Iterator[tuple[str, PackedMatrix]]:
+) -> Iterator[PackedMatrix]:
     """Of each head the keys' part, turned and therefore as numbers, and the values' part. Heads are read one by one."""
     size = parts.key + parts.value
     start, of = (0, empty.shape[0]) if cut is None else (cut.ranges[0][0], cut.of)
@@ -132,11 +162,11 @@ def _head_parts(
         read = parts.key if packed else size
         own = Slicing(0, of, ((first, first + read),))
         rows = _filled(blueprint, name, recipe, own, empty[:read], checkpoint)
-        yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, blueprint.dtype)
+        yield pack_numbers(rows[: parts.key].T, blueprint.dtype)
         if pieces is not None and packed:
-            yield head_part(name, "value", head), pack(pieces, checkpoint, blueprint.dtype)
+            yield pack(pieces, checkpoint, blueprint.dtype)
         else:
-            yield head_part(name, "value", head), pack_numbers(rows[parts.key :], blueprint.dtype)
+            yield pack_numbers(rows[parts.key :], blueprint.dtype)
 
 
 def _stack(
@@ -147,17 +177,14 @@ def _stack(
     empty: Tensor,
     experts: Experts,
     checkpoint: Checkpoint,
-) -> list[PackedMatrix]:
-    found = []
+) -> Iterator[PackedMatrix]:
     for expert in range(experts.held):
         one = empty[expert].T if experts.transposed else empty[expert]
         pieces = of_expert(recipe, cut, expert, experts.transposed, checkpoint)
-        if pieces is None:
-            break
+        if pieces is None:  # nor of any other
+            for each in _filled(blueprint, name, recipe, cut, empty, checkpoint):
+                yield pack_numbers(each.T if experts.transposed else each, blueprint.dtype)
+            return
         matrix = pack(pieces, checkpoint, blueprint.dtype)
         check_shape(matrix.shape, one, name, checkpoint)
-        found.append(matrix)
-    if found:
-        return found
-    whole = _filled(blueprint, name, recipe, cut, empty, checkpoint)
-    return [pack_numbers(each.T if experts.transposed else each, blueprint.dtype) for each in whole]
+        yield matrix

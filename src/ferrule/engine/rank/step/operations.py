@@ -237,5 +237,16 @@ class Description:
     by_head: dict[str, HeadParts] = field(default_factory=dict)
     """Those of them that are held as two matrices for each head."""
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Of each layer its first operation, and the first behind it."""
+        first = sum(isinstance(each, Embed) for each in self.operations[:1])
+        return list(zip((first, *self.depths), self.depths, strict=False))
+
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.operations)
+
+
+def head_part(name: str, part: str, head: int) -> str:
+    """Under which name a head's part of weight ``name`` is among `load.Weights.matrices`."""
+    return f"{name}[{head}].{part}"

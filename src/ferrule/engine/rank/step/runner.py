@@ -18,8 +18,9 @@ from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.model import Blueprint, blueprint, restore_buffers
 from ferrule.engine.rank.step.assemble import Assembled
 from ferrule.engine.rank.step.describe import describe
-from ferrule.engine.rank.step.load import load_weights
-from ferrule.engine.types import Progress
+from ferrule.engine.rank.step.load import held_bytes, load_weights
+from ferrule.engine.rank.stream.room import streamed_weights
+from ferrule.engine.types import Progress, StreamUse
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.fabric import Group
 
@@ -65,15 +66,20 @@ class StepRunner:
             built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
             adapters = built.read(options.adapters) if options.adapters else {}
             self.description = describe(built.model, built.base, self.shard, stage.size, adapters)
-            weights = load_weights(built, self.description, checkpoint, loaded)
+            held = held_bytes(built, checkpoint)
+            self._streamed = streamed_weights(options, world, device, self.description, built.dtype, held)
+            weights = load_weights(built, self.description, checkpoint, loaded, self._streamed)
             weights.add(adapters, built.dtype)
+            if self._streamed is not None:
+                weights.bytes += self._streamed.arrange(weights.matrices, weights.bytes)
         restore_buffers(built.model, device.torch_device)
         buffers = dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
         self.dtype = str(built.dtype).removeprefix("torch.")
         self.weight_bytes = weights.bytes
+        read_with = {} if self._streamed is None else self._streamed.read_with
         self.assembled = Assembled(
-            self.description, weights, buffers, built.dtype, stage, options.threads, options.kv_cache
+            self.description, weights, buffers, built.dtype, stage, options.threads, options.kv_cache, read_with
         )
         self.program = self.assembled.program
         self.shared = SharedBlocks(ProgramBlocks(self.program))
@@ -122,6 +128,15 @@ class StepRunner:
         """See `Runner.copies_blocks`."""
         return False
 
+    @property
+    def streams(self) -> str | None:
+        """See `Runner.streams`."""
+        return None if self._streamed is None else self._streamed.told
+
+    def streamed(self) -> StreamUse | None:
+        """See `Runner.streamed`."""
+        return None if self._streamed is None else self._streamed.use()
+
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""
         return self.device.memory_free()
@@ -141,7 +156,13 @@ class StepRunner:
             received = sent.float()
             address = received.data_ptr()
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
-        status = self.program.run(spans, batch.tokens, list(rows), address, STEP_TIMEOUT, length, batch.adapters)
+        length = self.assembled.lengths[length]
+        try:
+            status = self.program.run(spans, batch.tokens, list(rows), address, STEP_TIMEOUT, length, batch.adapters)
+        except RuntimeError as error:
+            if self._streamed is None:
+                raise
+            raise self._streamed.file.failed(error) from None
         del received  # its memory must live until here
         if status != OK:
             self.stage.fail(status)

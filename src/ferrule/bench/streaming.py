@@ -1,0 +1,125 @@
+"""Tokens per second of a model that is larger than its ranks' memory, beside what the disk allows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from ferrule.config import environment, model_settings
+from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
+from ferrule.engine.host.prepare import prepare
+from ferrule.engine.rank.stream.disk import open_fastest
+from ferrule.errors import EngineError
+from ferrule.files import cache_directory
+from ferrule.plan.cost.memory import weight_bytes
+
+PROMPT = 32
+BAR = 0.7
+"""Of `StreamingBench.part`."""
+
+
+@dataclass(frozen=True)
+class StreamingBench:
+    """Bytes of all ranks, which are on one machine: ``weights``, and those that tokens ``read``. ``room``: for weights
+    of each rank, 0: chosen by the ranks. ``disk``: bytes per second, of the ranks' own files, by as many reads at once
+    as they have; ``how``: read so. ``waited``: part of the time in which the driver's rank waited for its disk."""
+
+    model: str
+    ranks: int
+    weights: int
+    room: int
+    read: float
+    disk: float
+    how: str
+    tokens_per_s: float
+    waited: float
+
+    @property
+    def needed(self) -> float:
+        """Bytes that have no room: as many at least are read for a token."""
+        return self.weights - self.ranks * self.room if self.room else self.read
+
+    @property
+    def bound(self) -> float:
+        """Tokens per second that the disk allows."""
+        return self.disk / self.needed
+
+    @property
+    def part(self) -> float:
+        """Of what the disk allows."""
+        return self.tokens_per_s / self.bound
+
+
+async def bench_streaming(
+    options: EngineOptions, folder: Path | None, *, times: float, rounds: int, tokens: int
+) -> StreamingBench:
+    """One stream. ``options.stream_weights``: None for so much that a rank's weights are ``times`` that. ``folder``:
+    whose disk is read. Raises what `ferrule.engine.start` raises, and `EngineError` where everything has room."""
+    with _kept_in(folder):
+        model = await asyncio.to_thread(prepare, options)
+        by_rank = weight_bytes(model.spec.in_engine, model.plan)
+        if options.stream_weights is None:
+            options = replace(options, stream_weights=round(max(by_rank) / times))
+        engine = await start(replace(options, self_test=False, prefix_cache=False))
+        try:
+            seconds, read, waited = await _timed(engine, rounds, tokens)
+        finally:
+            await engine.close()
+        disk, how = await asyncio.to_thread(_disk_of, len(by_rank))
+    room, ranks = options.stream_weights or 0, len(by_rank)
+    told = 1 / statistics.median(seconds), waited / sum(seconds)
+    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, *told)
+
+
+async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[float], float, float]:
+    """Seconds of each token; bytes that the driver's rank read for one, and seconds that it waited for all."""
+    times: list[float] = []
+    read = waited = 0.0
+    for turn in range(rounds + 1):
+        before = engine.health().streamed
+        params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        async with aclosing(engine.generate(range(3, 3 + PROMPT), params)) as stream:
+            ends = [time.perf_counter() async for _ in stream]
+        after = engine.health().streamed
+        if after is None:
+            raise EngineError(f"{engine.name} has room in memory: take a larger --times or a smaller --memory")
+        if turn and before is not None:  # the first one fills caches
+            times += [end - begin for begin, end in pairwise(ends)]
+            read += after.read - before.read
+            waited += after.waited - before.waited
+    return times, read / (rounds * tokens), waited
+
+
+def _disk_of(ranks: int) -> tuple[float, str]:
+    """Of the file that was used last by rank 0, `ferrule.engine.rank.stream.disk.SAMPLE` bytes: all ranks together are
+    no faster."""
+    root = (model_settings(environment()).cache or cache_directory()) / "streamed"
+    found = []
+    for rank in range(ranks):
+        file = max((root / f"rank-{rank}").glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
+        descriptor, rate, how = open_fastest(file, file.stat().st_size)
+        os.close(descriptor)
+        found.append((rate, how))
+    return max(found)
+
+
+@contextmanager
+def _kept_in(folder: Path | None) -> Iterator[None]:
+    """Ranks that are started have their files in ``folder``."""
+    before = os.environ.get("FERRULE_MODEL_CACHE")
+    if folder is not None:
+        os.environ["FERRULE_MODEL_CACHE"] = str(folder.expanduser().absolute())
+    try:
+        yield
+    finally:
+        if folder is not None:
+            os.environ.pop("FERRULE_MODEL_CACHE")
+            if before is not None:
+                os.environ["FERRULE_MODEL_CACHE"] = before

@@ -1,0 +1,48 @@
+"""Memory for a rank's weights where some are read from disk: as the user says, or as much as leaves room for caches."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ferrule.engine.devices import Device
+from ferrule.engine.options import AS_NEEDED, RankOptions
+from ferrule.engine.rank.step.operations import Description
+from ferrule.engine.rank.stream.weights import StreamedWeights
+from ferrule.engine.shards.messages import tell_all
+from ferrule.fabric import Group
+from ferrule.plan import BUILT_IN_ENGINE
+from ferrule.process import boot_id
+from ferrule.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+CACHED_TOKENS = 4096
+"""For which caches have room where weights take the rest."""
+_SPARE_PART = 1 / 16
+_TELL_TIMEOUT = 300.0
+
+
+def streamed_weights(
+    options: RankOptions, world: Group, device: Device, description: Description, dtype: torch.dtype, held: int
+) -> StreamedWeights | None:
+    """Those of this rank, which would be ``held`` in memory; None where they stay there. All ranks call it. Raises
+    `EngineError`."""
+    if options.stream_weights is None:
+        return None
+    room = options.stream_weights
+    if room == AS_NEEDED:
+        ranks = tell_all(world, f"{boot_id()} {device.memory_name}", _TELL_TIMEOUT)
+        free = device.memory_free() // ranks.count(ranks[world.rank]) // (options.copies_left + 1)
+        per_token = sum(each.heads * (each.width + each.value_width) for each in description.layers) * dtype.itemsize
+        room = weights_room(free, per_token * min(options.context, CACHED_TOKENS))
+    if held <= room:
+        log.info("weights stay in memory: %s of %s", format_bytes(held), format_bytes(room))
+        return None
+    return StreamedWeights(options, world.rank, description, dtype, held, room)
+
+
+def weights_room(free: int, cache: int) -> int:
+    """Bytes for weights of ``free`` ones, so that caches of ``cache`` bytes have room beside."""
+    return max(0, round(free * (1 - _SPARE_PART) - cache / BUILT_IN_ENGINE.cache_share))
