@@ -42,12 +42,14 @@ LONG_ROOMS = ("vm", "driver")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Quick tests begin sooner without the imports of files that have none."""
-    if config.option.markexpr != "not slow and not soak":
+    """Quick and slow tests begin sooner without the imports of files that have none."""
+    quick, slow = (config.option.markexpr == expression for expression in ("not slow and not soak", "slow"))
+    if not quick and not slow:
         return None
     if collection_path.suffix != ".py":
-        return collection_path == HEAVY_FOLDER or None
-    return HEAVY_FILE.search(collection_path.read_text()) is not None or None
+        return (quick and collection_path == HEAVY_FOLDER) or None
+    text = collection_path.read_text()
+    return (HEAVY_FILE.search(text) is not None if quick else "mark.slow" not in text) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

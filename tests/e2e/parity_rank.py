@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 
+import ferrule.engine.rank.worker_process  # noqa: F401  # models are imported as in the process of a rank
 from ferrule import fabric
 from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import build

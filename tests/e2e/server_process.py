@@ -67,8 +67,10 @@ def wait_until(condition: Callable[[], object], within: float, what: str) -> Non
         time.sleep(0.02)
 
 
-def start_server(*arguments: str, env: dict[str, str] | None = None) -> Server:
-    command = [sys.executable, "-m", "ferrule.cli.main", "serve", *arguments, "--port", "0"]
+def start_server(*arguments: str, env: dict[str, str] | None = None, standby: bool = False) -> Server:
+    """Without standby processes, unless they are asked for: their imports take as long as the server's own ranks'."""
+    kept = "--standby" if standby else "--no-standby"
+    command = [sys.executable, "-m", "ferrule.cli.main", "serve", *arguments, kept, "--port", "0"]
     # A session of its own, as a terminal's job has: what it leaves behind can be found by its group.
     process = subprocess.Popen(
         command,

@@ -84,7 +84,7 @@ def ask(url: str, rounds: int) -> None:
 def test_answers_are_json_of_their_schemas(rounds: int) -> None:
     for schema in SCHEMAS.values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    server = start_server("--demo", "--no-standby", "--no-self-test")
+    server = start_server("--demo", "--no-self-test")
     try:
         ask(server.url, rounds)
     finally:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEVICE_SECONDS = 150.0
 PROCESSOR_SECONDS = 60.0
 """Of those, left to measure the processor when a device did not answer."""
-RANK = "ferrule.engine.rank.stepping"
+RANK = "ferrule.engine.rank.worker_process"
 """Module that times a rank of the built-in engine, for `ferrule.plan.device.measure`."""
 MeasureWithin = Callable[[str, float], "Sequence[DeviceSpec]"]
 """Devices of this machine by a unit, each process of the measurement within so many seconds."""

@@ -145,7 +145,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def whole(files: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
     """On one rank, undisturbed."""
-    with serving(*files, "--no-standby", "--no-self-test") as server:
+    with serving(*files, "--no-self-test") as server:
         found = all_at_once(server)
         text, finish, _ = said(server, lambda: None)
     assert (found["plain"][0], found["plain"][1]) == (text, finish), "the same as alone"

@@ -80,7 +80,7 @@ def test_no_secret_is_told_whatever_goes_wrong(tmp_path: Path) -> None:
     expired = made_key(keys, "old", expires=1.0)
     env = {"FERRULE_KEYS_FILE": str(keys), "FERRULE_STATE": str(state), "FERRULE_API_KEY": one, "HF_TOKEN": hub}
     env |= {"FERRULE_TLS_SELF": "1", "FERRULE_REQUEST_LOG": str(log), "FERRULE_DEBUG": "1"}
-    server = start_server("--demo", "--no-standby", env=env)
+    server = start_server("--demo", env=env)
     try:
         trusting = ssl.create_default_context(cafile=state / "tls" / "cert.pem")
         with httpx.Client(base_url=server.url, verify=trusting, timeout=90) as client:

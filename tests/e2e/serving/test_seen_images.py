@@ -35,7 +35,7 @@ def test_images_are_answered_over_http_as_by_transformers(tmp_path: Path) -> Non
     expected, _ = by_transformers(tmp_path, prompt, TOKENS)
 
     server = start_server(
-        *(str(tmp_path), "--tp", "1", "--pp", "1", "--dtype", "float32", "--threads", "1", "--no-standby"),
+        *(str(tmp_path), "--tp", "1", "--pp", "1", "--dtype", "float32", "--threads", "1"),
         *("--image-urls", "--name", "seer"),
     )
     try:

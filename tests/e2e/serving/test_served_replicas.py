@@ -45,7 +45,7 @@ async def answers(server: Server, disturb: Callable[[], None] | None = None) -> 
 
 
 def test_a_replica_that_is_killed_in_the_middle_of_answers_takes_none_with_it() -> None:
-    server = start_server("--demo", "--tp", "1", "--replicas", "2", "--dtype", "float32", "--no-standby")
+    server = start_server("--demo", "--tp", "1", "--replicas", "2", "--dtype", "float32")
     try:
         assert "by 2 replicas" in server.output
         ranks = server.ranks()

@@ -49,7 +49,7 @@ def test_another_model_takes_the_place_of_the_least_recently_used(tmp_path: Path
         '[models.demo]\nmodel = "demo"\ntp = 1\n'
     )
     server = start_server(
-        *("--models", str(file), "--memory-limit", str(limit), "--max-context", "256", "--no-standby"),
+        *("--models", str(file), "--memory-limit", str(limit), "--max-context", "256"),
         *("--alias", "gpt-*=demo", "--threads", "1"),
         env={"FERRULE_CALIBRATE": "0"},
     )

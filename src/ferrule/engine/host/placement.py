@@ -49,9 +49,9 @@ class StartedRanks(Protocol):
 
 
 class RankStarter(Protocol):
-    """Starts ``python -m ferrule.process.lifeline ferrule.engine.rank.worker`` for each rank, with the environment by
-    which ranks meet (docs/fabric.md), and gives it its options as an argument or as the first message of its
-    control connection."""
+    """Starts ``python -m ferrule.process.lifeline ferrule.engine.rank.worker_process`` for each rank, with the
+    environment by which ranks meet (docs/fabric.md), and gives it its options as an argument or as the first message
+    of its control connection."""
 
     async def start(self, options: RankOptions) -> StartedRanks:
         """Start one process for each rank of ``options.plan``, and return without waiting for anything of it.

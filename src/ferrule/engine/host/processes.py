@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ferrule.lab import Lab
 
 SENDING_MODULE = "ferrule.engine.shards.sending"
-RANK_MODULE = "ferrule.engine.rank.worker"
+RANK_MODULE = "ferrule.engine.rank.worker_process"
 LOG_TAIL = 5
 """Lines of a dead rank's output that its error quotes."""
 

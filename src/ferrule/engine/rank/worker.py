@@ -1,4 +1,4 @@
-"""A rank's process: ``python -m ferrule.process.lifeline ferrule.engine.rank.worker [OPTIONS_JSON] CONTROL_FD``.
+"""A rank: ``python -m ferrule.process.lifeline ferrule.engine.rank.worker_process [OPTIONS_JSON] CONTROL_FD``.
 
 Without options it waits for them.
 
