@@ -100,6 +100,8 @@ class ClusterPlanner:
         self._lost = LostDevices()
         self._returns = DeviceReturns(self._lost, self._probe, self._steady)
         self._up: Sequence[Member] = ()
+        self._seen: tuple[Loss, Sequence[Member]] | None = None
+        """Those that answered after a loss, which need not be asked again for what follows."""
         self._running_on = options.device
         self._source: FileSource | None = None
         """This host, once it is known."""
@@ -115,8 +117,9 @@ class ClusterPlanner:
         return 1.0 if prediction is None else prediction.tokens_per_s
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        seen, self._seen = self._seen, None
         try:
-            members = await self._members()
+            members = seen[1] if seen is not None and seen[0] is loss else await self._members()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
         self._returns.settled()
@@ -125,6 +128,30 @@ class ClusterPlanner:
         deployment = await self._deployment(options, members, self._lost, fresh=loss is None)
         self.chosen(deployment)
         return deployment
+
+    async def keeping(self, options: RankOptions, now: Deployment, loss: Loss) -> Deployment | None:
+        """Where a host is lost: if the user said how to split. Else memory that ranks have kept would count as taken
+        when it is planned anew."""
+        self._returns.settled()
+        if self._lost.lasting(loss, time.monotonic()):
+            return None
+        try:
+            members = await self._members()
+            self._seen, there = (loss, members), {member.host for member in members}
+            if not isinstance(now.starter, ClusterStarter):
+                return None
+            hosts = [member.host for member in now.starter.members]
+            if there.issuperset(hosts):
+                return now
+            if not self._split or self._saved is not None:
+                return None
+            found = await self._deployment(options, members, self._lost, fresh=False)
+        except FerruleError:
+            return None
+        moved = now.starter.moved(found.starter)
+        if moved is None or found.options != now.options or there.intersection(hosts[rank] for rank in moved):
+            return None
+        return found
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         """With hosts that have been up, and devices that have been back for `FERRULE_MOVE_BACK`: on more of them where

@@ -16,6 +16,7 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
+from ferrule.engine.host.placement import Deployment, RankStarter
 from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, SENDING_MODULE, rank_environment
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.errors import AuthError, ClusterError, EngineError, ModelError, ModelUnavailable
@@ -26,6 +27,8 @@ _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 5.0
 """Time limit for an agent to begin a job, or to start a process."""
+EXIT_SECONDS = 0.5
+"""In which the end of a rank that is gone should be known."""
 _STOP_SECONDS = 1.0
 """Beyond the grace: the agent of a host that does not answer ends its ranks itself, as soon as it finds that the
 connection is gone."""
@@ -75,6 +78,14 @@ class ClusterStarter:
     def __hash__(self) -> int:
         return hash(self.places)
 
+    def moved(self, other: RankStarter) -> tuple[int, ...] | None:
+        """See `RankStarter.moved`. Rank 0 cannot move: the others find it where it is."""
+        if not isinstance(other, ClusterStarter) or len(other.members) != len(self.members):
+            return None
+        pairs = zip(self.members, other.members, strict=True)
+        found = tuple(rank for rank, (one, another) in enumerate(pairs) if one.host != another.host)
+        return None if 0 in found else found
+
     async def start(self, options: RankOptions) -> ClusterRanks:
         ranks = ClusterRanks(self.home, self.members)
         try:
@@ -102,24 +113,20 @@ class ClusterRanks:
         self._home, self._members = home, members
         self._codes: list[int | None] = [None] * len(members)
         self._tails = [""] * len(members)
+        self._job = f"ranks-{secrets.token_hex(6)}"
+        self._threads: Sequence[int] = ()
+        self._ports: dict[str, int] = {}
+        self._addresses: dict[str, Sequence[str]] = {}
         self._lives: dict[str, Connection] = {}
         self._listening: list[asyncio.Task[None]] = []
         self._ended: dict[str, asyncio.Event] = {}
 
     async def start(self, options: RankOptions, threads: Sequence[int]) -> None:
         """`stop` has to be called also where this raises."""
-        job = f"ranks-{secrets.token_hex(6)}"
+        self._threads = threads
         members = {member.host: member for member in self._members}
-        places = await _all_or_none(self._begin(member, job) for member in members.values())
-        # Rank 0's host first; the others know how to reach it. On a host of its own no cable need be plugged in.
-        meet = [(address, port) for port, addresses in places for address in addresses]
-        if len(members) == 1:
-            meet = [(LOOPBACK, places[0][0])]
-        starting = [
-            self._start_rank(rank, job, replace(options, threads=threads[rank]), meet)
-            for rank in range(len(self._members))
-        ]
-        self.sockets = await _all_or_none(starting)
+        await _all_or_none(self._begin(member) for member in members.values())
+        self.sockets = await _all_or_none(self._start_rank(rank, options) for rank in range(len(self._members)))
 
     def poll(self) -> Sequence[int | None]:
         return list(self._codes)
@@ -146,6 +153,49 @@ class ClusterRanks:
             )
             raise EngineError(text) if final else ModelUnavailable(text)
 
+    async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
+        """See `StartedRanks.replace`."""
+        assert isinstance(deployment.starter, ClusterStarter)
+        members, self._threads = deployment.starter.members, deployment.starter.threads
+        moved = [rank for rank, member in enumerate(members) if member.host != self._members[rank].host]
+        if not set(moved) <= set(ranks):
+            raise ModelUnavailable("ranks that are left would have to move")
+        self._members, self.hosts = members, [member.name for member in members]
+        for host in self._lives.keys() - {member.host for member in members}:
+            self._lives.pop(host).close()
+        with suppress(TimeoutError):  # one that is stopped does not end before its agent has an order for another
+            async with asyncio.timeout(EXIT_SECONDS):
+                while any(self._codes[rank] is None for rank in ranks if rank not in moved):
+                    self._news.clear()
+                    await self._news.wait()
+        for rank in ranks:
+            self._codes[rank], self._tails[rank] = None, ""
+        try:
+            if moved and deployment.starter.source is not None:
+                await deployment.starter.source.send(members, deployment.options)
+            new = {members[rank].host: members[rank] for rank in moved if members[rank].host not in self._lives}
+            await _all_or_none(self._begin(member) for member in new.values())
+            made = await _all_or_none(self._start_rank(rank, deployment.options) for rank in ranks)
+        except (ClusterError, AuthError, OSError, TimeoutError) as error:
+            raise ModelUnavailable(
+                f"a rank could not be started: {error or 'a host did not answer in time'}"
+            ) from error
+        for rank, ours in zip(ranks, made, strict=True):
+            self.sockets[rank] = ours
+        return made
+
+    async def end(self, ranks: Sequence[int]) -> None:
+        """See `StartedRanks.end`."""
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                for host in {self._members[rank].host for rank in ranks}:
+                    here = tuple(rank for rank in ranks if self._members[rank].host == host)
+                    await self._lives[host].send(EndJob(0.0, here))
+
+    def options_of(self, rank: int, options: RankOptions) -> RankOptions:
+        """See `StartedRanks.options_of`."""
+        return replace(options, threads=self._threads[rank])
+
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(self._end(host, life, grace) for host, life in list(self._lives.items())))
         self._lives.clear()
@@ -153,18 +203,26 @@ class ClusterRanks:
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
 
-    async def _begin(self, member: Member, job: str) -> tuple[int, Sequence[str]]:
-        """Begin the job on one host; returns the port on which its first rank will listen, and its addresses.
+    def _meet(self) -> tuple[tuple[str, int], ...]:
+        """Where ranks find each other: rank 0's host first; the others know how to reach it. On a host of its own no
+        cable need be plugged in."""
+        members = {member.host: member for member in self._members}
+        if len(members) == 1:
+            return ((LOOPBACK, self._ports[self._members[0].host]),)
+        found = {host: [*self._addresses[host], *member.addresses] for host, member in members.items()}
+        return tuple((address, self._ports[host]) for host, each in found.items() for address in dict.fromkeys(each))
 
-        They are those that it has now, too: its record may be some seconds older than its last cable.
-        """
+    async def _begin(self, member: Member) -> None:
+        """Begin the job on one host, and note the port on which its first rank will listen, and the addresses that it
+        has now: its record may be some seconds older than its last cable."""
         life = await connect_member(self._home, member, Purpose.ASK)
         self._lives[member.host] = life
         self._ended[member.host] = asyncio.Event()
         first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
-        begun = await life.ask(BeginJob(job, (first,)), START_SECONDS)
+        begun = await life.ask(BeginJob(self._job, (first,)), START_SECONDS)
         self._listening.append(asyncio.create_task(self._listen(member.host, life), name=f"job on {member.name}"))
-        return begun.ports[first], list(dict.fromkeys([*begun.addresses, *member.addresses]))
+        self._ports[member.host] = begun.ports[first]
+        self._addresses[member.host] = begun.addresses
 
     async def _listen(self, host: str, life: Connection) -> None:
         """Note how ranks end."""
@@ -179,17 +237,16 @@ class ClusterRanks:
         self._ended[host].set()
         self._news.set()
 
-    async def _start_rank(
-        self, rank: int, job: str, options: RankOptions, meet: Sequence[tuple[str, int]]
-    ) -> socket.socket:
+    async def _start_rank(self, rank: int, options: RankOptions) -> socket.socket:
+        options = self.options_of(rank, options)
         connection = await connect_member(self._home, self._members[rank], Purpose.START)
         order = StartProcess(
-            job,
+            self._job,
             rank,
             len(self._members),
             (*LIFELINE, self._module, options.to_json(), CONTROL),
             rank_environment(options.threads, options.encrypt),
-            tuple(meet),
+            self._meet(),
         )
         try:
             await connection.ask(order, START_SECONDS)

@@ -40,6 +40,20 @@ class StartedRanks(Protocol):
         """The last lines that a rank wrote, joined by `` | ``; empty where there are none."""
         ...
 
+    async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
+        """End these ranks, if they have not ended, and start others in their places, as ``deployment`` says, which meet
+        those that are left. Returns our ends of their control connections. Raises `ModelUnavailable` where that cannot
+        be, or not now."""
+        ...
+
+    async def end(self, ranks: Sequence[int]) -> None:
+        """End these at once; they are to be replaced."""
+        ...
+
+    def options_of(self, rank: int, options: RankOptions) -> RankOptions:
+        """``options`` as this rank has them on its host."""
+        ...
+
     async def stop(self, grace: float) -> None:
         """End every rank: ask, and kill what is left after ``grace`` seconds. Forget their logs. Safe to call twice.
 
@@ -59,6 +73,10 @@ class RankStarter(Protocol):
         Where they cannot be started nothing is left running, and it raises `ModelUnavailable` if that may change by
         itself, else another `FerruleError`, which is final.
         """
+        ...
+
+    def moved(self, other: RankStarter) -> Sequence[int] | None:
+        """The ranks that ``other`` has on other hosts. None where the others could not go on with them there."""
         ...
 
 
@@ -113,6 +131,12 @@ class Planner(Protocol):
         ``loss``: why the last one ended, None at the very first. Raises `ModelUnavailable` with what is missing where
         the model cannot be held now: then the engine waits, and asks again. Any other `FerruleError` is final.
         """
+        ...
+
+    async def keeping(self, options: RankOptions, now: Deployment, loss: Loss) -> Deployment | None:
+        """As ``now``, for ranks that are left and go on where they are, and others that take the places of those that
+        were lost, there or elsewhere. None where there is no such deployment. Asked before `place` is told of the same
+        ``loss``; it raises no `FerruleError`. ``options``: as of `place`."""
         ...
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Self
 
 from ferrule import errors
 from ferrule.engine.host.failure_detector import TICK_SECONDS, FailureDetector
-from ferrule.engine.host.placement import Loss, RankStarter, StartedRanks
+from ferrule.engine.host.placement import Deployment, Loss, RankStarter, StartedRanks
 from ferrule.engine.messages import (
     LINE_LIMIT,
     Alive,
@@ -30,6 +32,10 @@ from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, Ren
 SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
 SETTLE_STEP = 0.02
+KEEP_SECONDS = 5.0
+"""After a loss, in which all that are left must have said that they keep what they have loaded."""
+NAMED_SECONDS = 1.0
+"""The same for one that others call lost: it may be that they have only lost touch."""
 
 
 class RankFailure:
@@ -111,6 +117,9 @@ class Ranks:
         self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._settling: asyncio.Task[None] | None = None
         self._here: set[int] = set()
+        self._kept: set[int] = set()
+        self._meetings = 0
+        self._options = options
         self._detector = FailureDetector(options.plan.world_size, options.meet_seconds)
         self._watching = asyncio.create_task(self._watch(), name="signs of life")
         self._readers: list[asyncio.Task[None]] = []
@@ -122,9 +131,7 @@ class Ranks:
         ranks = cls(await starter.start(options), options, on_event)
         try:
             for rank, ours in enumerate(ranks._started.sockets):
-                reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-                ranks._writers.append(writer)
-                ranks._readers.append(asyncio.create_task(ranks._relay(rank, reader), name=f"rank {rank}"))
+                await ranks._connect(rank, ours)
         except BaseException:
             await ranks.stop(0)
             raise
@@ -133,6 +140,61 @@ class Ranks:
     async def lost(self) -> Loss:
         """Wait until a rank is lost, and say why."""
         return await asyncio.shield(self._lost)
+
+    async def left(self) -> frozenset[int]:
+        """After a loss: the ranks that keep what they have loaded. No rank where one neither says so nor ends in time:
+        something else is wrong then."""
+        begun = time.monotonic()
+        while True:
+            ended = {rank for rank, reader in enumerate(self._readers) if reader.done()}
+            kept = self._kept - ended
+            silent = set(range(len(self._readers))) - ended - kept - self._failure.reported.keys()
+            seconds = time.monotonic() - begun
+            if not silent or (silent <= self._failure.lost and seconds >= NAMED_SECONDS):
+                return frozenset(kept)
+            if seconds >= KEEP_SECONDS:
+                return frozenset()
+            await asyncio.sleep(SETTLE_STEP)
+
+    async def part(self, moving: Sequence[int]) -> frozenset[int]:
+        """End ranks that are to be elsewhere; returns the others, which keep what they have loaded. No rank where one
+        does not."""
+        await self._started.end(moving)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_SECONDS):
+                await self.lost()
+                kept = await self.left()
+                return kept if len(kept) + len(moving) == len(self._readers) else frozenset()
+        return frozenset()
+
+    async def renew(self, kept: frozenset[int], deployment: Deployment, on_event: Callable[[int, Event], None]) -> None:
+        """Go on as ``deployment`` with those that `left` told of, and a new process for each other; all meet anew. A
+        loss from now on is another one. Raises `ModelUnavailable`."""
+        self._options = options = deployment.options
+        gone = [rank for rank in range(len(self._readers)) if rank not in kept]
+        self._failure, self._settling = RankFailure(), None
+        self._lost = asyncio.get_running_loop().create_future()
+        self._on_event, self._here, self._kept = on_event, set(kept), set()
+        self._meetings += 1
+        for rank in gone:
+            self._readers[rank].cancel()
+            self._writers[rank].transport.abort()
+            self._detector.expect(rank, options.meet_seconds)
+        await asyncio.gather(*(self._readers[rank] for rank in gone), return_exceptions=True)
+        for rank, ours in zip(gone, await self._started.replace(gone, deployment), strict=True):
+            await self._connect(rank, ours)
+        if any(self._readers[rank].done() for rank in kept):
+            self._find_cause()
+        if self._watching.done():
+            self._watching = asyncio.create_task(self._watch(), name="signs of life")
+        if not gone:
+            self._meet_all()
+
+    async def _connect(self, rank: int, ours: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+        self._writers[rank : rank + 1] = [writer]
+        relaying = asyncio.create_task(self._relay(rank, reader), name=f"rank {rank}")
+        self._readers[rank : rank + 1] = [relaying]
 
     def send(self, message: Order) -> None:
         """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
@@ -170,12 +232,15 @@ class Ranks:
                         self._arrived(rank)
                         continue
                     case Failed():
+                        if event.keeps:
+                            self._kept.add(rank)
                         self._failure.report(rank, event.type, event.message, event.lost, event.device)
                         self._find_cause()  # its end may take seconds
                         continue
                     case Ready():
                         self._detector.ready(rank)
-                self._on_event(rank, event)
+                if not self._lost.done():  # else others may have been told of the loss
+                    self._on_event(rank, event)
         except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
         except OSError as error:
@@ -188,8 +253,12 @@ class Ranks:
     def _arrived(self, rank: int) -> None:
         self._here.add(rank)
         if len(self._here) == len(self._started.sockets):
-            for other in range(len(self._writers)):
-                self._tell(other, Meet())
+            self._meet_all()
+
+    def _meet_all(self) -> None:
+        for rank in range(len(self._writers)):
+            options = self._started.options_of(rank, self._options) if self._meetings else None
+            self._tell(rank, Meet(self._meetings, options))
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

@@ -55,7 +55,6 @@ class Assembled:
             if place + 1 in ends:
                 self.program.leave(ends[place + 1])
             self.lengths.append(self.program.length)
-        weights.vectors.clear()  # the program has its own
 
     def _view(self, view: View) -> tuple[int, int]:
         return self.registers[view.register], view.offset

@@ -73,14 +73,32 @@ class StepRunner:
             if self._streamed is not None:
                 weights.bytes += self._streamed.arrange(weights.matrices, weights.bytes)
         restore_buffers(built.model, device.torch_device)
-        buffers = dict(built.model.named_buffers())
+        self._weights, self._buffers = weights, dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
         self.dtype = str(built.dtype).removeprefix("torch.")
         self.weight_bytes = weights.bytes
-        read_with = {} if self._streamed is None else self._streamed.read_with
+        self._assemble()
+
+    @property
+    def keeps(self) -> bool:
+        """See `Runner.keeps`: a step that ended by half may still have weights read."""
+        return self._streamed is None
+
+    def rejoin(self, world: Group, stage: Group) -> None:
+        """See `Runner.rejoin`."""
+        self.world.take_over(world)
+        self.stage.take_over(stage)
+        self.shared.close()
+        del self.assembled, self.program, self.shared  # and the caches, before others are made
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """A program that has seen no sequence."""
+        options, read_with = self.options, {} if self._streamed is None else self._streamed.read_with
         self.assembled = Assembled(
-            self.description, weights, buffers, built.dtype, stage, options.threads, options.kv_cache, read_with
-        )
+            self.description, self._weights, self._buffers, self.torch_dtype, self.stage, options.threads,
+            options.kv_cache, read_with,
+        )  # fmt: skip
         self.program = self.assembled.program
         self.shared = SharedBlocks(ProgramBlocks(self.program))
 
