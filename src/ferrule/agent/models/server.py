@@ -38,7 +38,7 @@ from ferrule.serve.server import Served, serve
 TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
-    "graphs", "prefix_cache", "prefix_disk",
+    "graphs", "prefix_cache", "prefix_disk", "expert_parallel", "shares",
 )  # fmt: skip
 
 

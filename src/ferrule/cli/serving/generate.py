@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferrule.cli.serving.model import MODEL, Device, Dtype, Graphs, MaxContext, Pp, SelfTest, Threads, Tp, Weights
-from ferrule.cli.serving.options import adapters_of
+from ferrule.cli.serving.model import (
+    MODEL,
+    Device,
+    Dtype,
+    ExpertParallel,
+    Graphs,
+    MaxContext,
+    Pp,
+    SelfTest,
+    Shares,
+    Threads,
+    Tp,
+    Weights,
+)
+from ferrule.cli.serving.options import adapters_of, tensor_of
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 
@@ -57,6 +70,8 @@ def generate(
     ] = None,
     tp: Tp = None,
     pp: Pp = None,
+    expert_parallel: ExpertParallel = False,
+    shares: Shares = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
     adapter: Annotated[
@@ -82,6 +97,7 @@ def generate(
     if not prompt:
         raise ConfigError("the prompt is empty")
     adapters = adapters_of(None if adapter is None else [adapter])
+    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel)
     options = EngineOptions(
         model,
         tp or 1,
@@ -94,6 +110,8 @@ def generate(
         weights=weights,
         device=device or CPU,
         adapters=adapters,
+        expert_parallel=expert_parallel,
+        shares=by_rank,
     )
     given: dict[str, Any] = {
         "max_tokens": max_tokens,

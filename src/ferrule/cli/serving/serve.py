@@ -18,18 +18,28 @@ from ferrule.cli.serving.model import (
     Device,
     Dtype,
     Encrypt,
+    ExpertParallel,
     Graphs,
     MaxContext,
     Pp,
     PrefixCache,
     PrefixDisk,
     SelfTest,
+    Shares,
     Threads,
     Tp,
     Weights,
 )
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cli.serving.options import adapters_of, origins_of, prefix_disk_of, request_log_of, saved_plan, tls_of
+from ferrule.cli.serving.options import (
+    adapters_of,
+    origins_of,
+    prefix_disk_of,
+    request_log_of,
+    saved_plan,
+    tensor_of,
+    tls_of,
+)
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
 from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
 from ferrule.cli.serving.this_machine import ThisMachine
@@ -63,6 +73,8 @@ def serve(
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
     pp: Pp = None,
+    expert_parallel: ExpertParallel = False,
+    shares: Shares = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out.")
     ] = None,
@@ -193,6 +205,7 @@ def serve(
     home = None if here else running_cluster()
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
+        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         common = Wanted("", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser)
@@ -204,7 +217,8 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    saved = saved_plan(plan, tp, pp, hosts)
+    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel and plan is None)
+    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=expert_parallel)
     if saved is not None and device is None:
         device = saved.device
     if demo and tp is None and pp is None and saved is None and copies is None:
@@ -274,6 +288,8 @@ def serve(
             aliases=tuple(alias or ()),
             models=offered(several),
             memory_limit=limit,
+            expert_parallel=expert_parallel,
+            shares=by_rank or None,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
@@ -343,6 +359,8 @@ def serve(
             weights=weights,
             device=device or CPU,
             adapters=adapters,
+            expert_parallel=expert_parallel,
+            shares=by_rank,
         )
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
