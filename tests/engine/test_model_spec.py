@@ -69,6 +69,8 @@ def check(directory: Path) -> None:
     for parts in (1, 2, 4):
         if spec.tensor_obstacle(parts) is None:
             check_rank(spec, directory, parts)
+    if spec.expert_obstacle(2) is None:
+        check_rank(spec, directory, 2, experts=True)
 
 
 def header(file: Path) -> int:
@@ -76,8 +78,8 @@ def header(file: Path) -> int:
         return 8 + int.from_bytes(opened.read(8), "little")
 
 
-def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
-    plan, shared = make_plan(spec, tensor=parts), Shared(parts)
+def check_rank(spec: ModelSpec, directory: Path, parts: int, *, experts: bool = False) -> None:
+    plan, shared = make_plan(spec, tensor=parts, experts=experts), Shared(parts)
 
     def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int, int]:
         group: Any = CountingGroup(world.rank, shared)

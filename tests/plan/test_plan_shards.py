@@ -3,7 +3,7 @@
 import pytest
 
 from ferrule.errors import PlanError
-from ferrule.model import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Share, Weights
+from ferrule.model import AttentionSpec, ExpertsSpec, LayerSpec, LayerWeights, ModelSpec, Share, Weights
 from ferrule.plan import Plan, Stage, make_plan
 from ferrule.plan.cost import weight_bytes
 
@@ -51,8 +51,9 @@ def test_tied_embeddings_are_counted_on_both_ends_only_where_the_ends_are_apart(
 @pytest.mark.parametrize(
     ("changes", "split", "message"),
     [
-        ({}, {"tensor": 3}, "the number of attention heads 8 does not divide by 3"),
-        ({"query_heads": 12, "key_value_heads": 3}, {"tensor": 2}, "3 key/value heads cannot be shared evenly by 2"),
+        ({}, {"tensor": 9}, "--tp 9: 8 attention heads cannot be shared by 9 ranks; use 8 or less"),
+        ({}, {"tensor": 2, "experts": True}, "--tp 2 --expert-parallel: TestForCausalLM has no experts"),
+        ({}, {"tensor": 1, "experts": True}, "of which there must be 2 or more"),
         ({}, {"pipeline": 5}, "4 layers cannot fill 5 pipeline stages"),
         ({"tensor_refusal": "no plan for it"}, {"tensor": 2}, "--tp 2: no plan for it"),
         ({"pipeline_refusal": "no plan for it"}, {"pipeline": 2}, "--pp 2: no plan for it"),
@@ -86,3 +87,27 @@ def test_a_plan_moves_to_other_devices_by_rank() -> None:
     assert moved.shards == plan.shards
     with pytest.raises(PlanError, match="4 ranks cannot be put on 3 devices"):
         plan.on(["a", "b", "c"])
+
+
+def test_hosts_that_divide_nothing_have_nearly_equal_shares_and_stages_of_any_width_send_to_each_other() -> None:
+    plan = make_plan(spec(), tensor=3)
+    assert [share.query for share in plan.stages[0].shares] == [0.5, 0.25, 0.25]
+    assert {round(share.width, 9) for share in plan.stages[0].shares} == {round(1 / 3, 9)}
+    assert plan.reason == "every layer cut in 3 unequal parts"
+    quick = make_plan(spec(), tensor=3, speeds=(4.0, 2.0, 2.0)).stages[0].shares
+    assert [(share.query, share.width) for share in quick] == [(0.5, 0.5), (0.25, 0.25), (0.25, 0.25)]
+    third, half = Share.even(3), Share.even(2)
+    mixed = Plan(
+        (Stage(("a",), 0, 1), Stage(("b", "c", "d"), 1, 2, (third,) * 3), Stage(("e", "f"), 2, 4, (half,) * 2))
+    )
+    assert [mixed.receivers(rank) for rank in range(4)] == [(1, 2, 3), (4,), (5,), ()]
+    assert [mixed.source(rank) for rank in range(1, 6)] == [0, 0, 0, 1, 2]
+    assert mixed.because("").reason == "3 pipeline stages chosen by the planner, of 1, 3 and 2 ranks"
+    assert make_plan(mixture(), tensor=2, experts=True).reason == "every layer cut in 2 equal parts, experts whole"
+
+
+def mixture() -> ModelSpec:
+    layer = LayerSpec(
+        LayerWeights(routed=Weights(10, 10)), AttentionSpec("full", 8, 2, 4, 4), experts=ExpertsSpec(4, 2, 8)
+    )
+    return spec(decoder=(layer,) * 4)

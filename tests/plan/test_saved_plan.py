@@ -93,10 +93,12 @@ def test_hosts_that_are_not_there_are_named() -> None:
 def test_a_plan_that_the_engine_cannot_run_is_refused_whatever_the_file_says() -> None:
     fields = printed()
     whole, half = DEMO.layers, DEMO.layers // 2
-    shares = [[0.75] * 4, [0.25] * 4]
+    shares = [[1, 1, 0.5, 0.5], [1, 1, 0.5, 0.5]]
     uneven = {"devices": ["a", "b"], "first_layer": 0, "last_layer": whole, "shares": shares, "experts": False}
     fields["plans"] = [fields["plans"][0] | {"stages": [uneven], "obstacle": None}]
-    with pytest.raises(PlanError, match="cannot be split as the plan says: the built-in engine cuts layers into equal"):
+    with pytest.raises(
+        PlanError, match="cannot be split as the plan says: the built-in engine cuts attention and dense"
+    ):
         parse_plan(json.dumps(fields), "plan.json").for_model(DEMO)
     short = {"devices": ["a"], "first_layer": 0, "last_layer": half, "shares": [[1, 1, 1, 1]], "experts": False}
     fields["plans"] = [{"stages": [short]}]

@@ -172,11 +172,14 @@ class PyProgram {
     operation->to = to;
     program_.add(std::move(operation));
   }
-  void gather(std::size_t from, std::size_t to, std::size_t features) {
+  void gather(std::size_t from, std::size_t to, const std::vector<std::size_t>& widths) {
+    if (widths.size() != 1 && widths.size() != static_cast<std::size_t>(machine_.group_size)) {
+      throw std::invalid_argument("a row is joined of one part for each rank, or is whole on each");
+    }
     auto operation = std::make_unique<Gather>();
     operation->from = from;
     operation->to = to;
-    operation->features = features;
+    operation->widths = widths;
     program_.add(std::move(operation));
   }
   // `matrix`: any of the part that operations need from here on, or until here.
@@ -332,7 +335,7 @@ void bind_programs(nb::module_& module) {
       .def("reduce", &PyProgram::reduce, "source"_a, "to"_a, "add"_a, "shared"_a, "factor"_a, "bias"_a)
       .def("scale", &PyProgram::scale, "register"_a, "factor"_a, "softcap"_a)
       .def("select", &PyProgram::select, "source"_a, "to"_a)
-      .def("gather", &PyProgram::gather, "source"_a, "to"_a, "features"_a)
+      .def("gather", &PyProgram::gather, "source"_a, "to"_a, "widths"_a)
       .def("enter", &PyProgram::enter, "matrix"_a)
       .def("leave", &PyProgram::leave, "matrix"_a)
       .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,

@@ -266,19 +266,20 @@ void Leave::run(Step&) { pool->leave(); }
 void Gather::run(Step& step) {
   Register& source = step.at(from);
   Register& target = step.at(to);
-  const auto ranks = static_cast<std::size_t>(step.machine.group_size);
+  const std::size_t ranks = widths.size();
   if (ranks == 1) {
     for (std::size_t i = 0; i < step.count; ++i) {
-      std::memcpy(target.row(i), source.row(i), features * sizeof(float));
+      std::memcpy(target.row(i), source.row(i), widths[0] * sizeof(float));
     }
     return;
   }
-  const std::size_t part = (features + ranks - 1) / ranks;  // rows of the vocabulary that each rank holds
-  const bool root = step.machine.group_rank == 0;
+  const std::size_t part = *std::max_element(widths.begin(), widths.end());  // messages are of equal size
+  const auto own = static_cast<std::size_t>(step.machine.group_rank);
+  const bool root = own == 0;
   std::vector<float>& all = parts_;
   all.resize((root ? ranks + 1 : 1) * step.count * part);
   for (std::size_t i = 0; i < step.count; ++i) {
-    std::memcpy(all.data() + i * part, source.row(i), part * sizeof(float));
+    std::memcpy(all.data() + i * part, source.row(i), widths[own] * sizeof(float));
   }
   if (step.count == 0) return;
   float* const joined = all.data() + step.count * part;
@@ -292,11 +293,10 @@ void Gather::run(Step& step) {
   const Status status = step.machine.group->run(&operation, 1, step.timeout_seconds);
   if (status != Status::ok) throw GroupEnded{status};
   if (!root) return;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const std::size_t start = rank * part;
-    const std::size_t width = start < features ? std::min(part, features - start) : 0;
+  std::size_t start = 0;
+  for (std::size_t rank = 0; rank < ranks; start += widths[rank++]) {
     for (std::size_t i = 0; i < step.count; ++i) {
-      std::memcpy(target.row(i) + start, joined + (rank * step.count + i) * part, width * sizeof(float));
+      std::memcpy(target.row(i) + start, joined + (rank * step.count + i) * part, widths[rank] * sizeof(float));
     }
   }
 }

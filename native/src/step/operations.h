@@ -153,10 +153,10 @@ struct Leave final : StepOperation {
   void run(Step& step) override;
 };
 
-// Join the ranks' parts of each row on rank 0: `features` numbers of register `to`.
+// Join the ranks' parts of each row on rank 0. `widths`: numbers that each rank has; one alone: every rank has all.
 struct Gather final : StepOperation {
   std::size_t from = 0, to = 0;
-  std::size_t features = 0;
+  std::vector<std::size_t> widths;
   void run(Step& step) override;
 
  private:

@@ -89,7 +89,9 @@ def show_ready(
     url = base_url(host, port, tls)
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
     plan = engine.plan
-    how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
+    same = len({stage.width for stage in plan.stages}) == 1
+    flags = f"--tp {plan.tensor} --pp {plan.pipeline}, " if same else ""
+    how = Text(f"{plan.strategy}: {flags}{plan.layers} layers; {plan.reason}")
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
         told.append(Text(f"adapters: {', '.join(f'{engine.name}:{each}' for each in engine.adapters)}"))
@@ -165,7 +167,8 @@ def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:
     shards = {shard.rank: shard for shard in plan.shards}
     for info in ranks:
         shard = shards[info.rank]
-        part = f"{shard.part + 1}/{shard.parts}"
+        even = len(set(shard.shares)) == 1
+        part = f"{shard.part + 1}/{shard.parts}" if even else f"{shard.shares[shard.part].width:.0%}"
         weights, where = format_bytes(info.weight_bytes), info.transports or "none"
         table.add_row(str(info.rank), str(info.pid), layers(shard), part, weights, where, info.device)
     return table

@@ -111,6 +111,8 @@ class DesiredModel:
     aliases: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
     models: Annotated[tuple[OfferedModel, ...], Meta(max_length=MOST_MODELS)] = ()
     memory_limit: Count | None = None
+    expert_parallel: bool | None = None
+    shares: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=1000)] | None = None
 
     def only(self, one: OfferedModel) -> DesiredModel:
         """As if ``one`` of its ``models`` were the only one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import msgspec
 from ferrule.engine.device_names import CPU, parse_devices
 from ferrule.engine.inter_token import AUTO, parse_inter_token_limit
 from ferrule.errors import ConfigError
-from ferrule.model import CACHE_BITS
-from ferrule.plan import Plan
+from ferrule.model import CACHE_BITS, ModelSpec
+from ferrule.plan import Plan, make_plan
 
 STEP_TIMEOUT = 600.0
 """Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
@@ -86,13 +87,25 @@ def parse_speculation(text: str) -> int:
     )
 
 
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Of ``--shares``, such as ``4,2,1``. Raises `ConfigError`."""
+    try:
+        shares = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        shares = (0.0,)
+    if any(not 0 < each < math.inf for each in shares):
+        raise ConfigError(f"--shares {text!r} is no list of numbers above 0, one for each rank of --tp, such as 4,2,1")
+    return shares
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """``model``: a local directory in Hugging Face's layout, a hub id, or ``demo``. ``tensor`` and ``pipeline``: into
-    how many parts each layer and the stack of layers is cut. ``max_context``: tokens of prompt and answer together;
-    None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads per rank;
-    None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``: the most
-    tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
+    how many parts each layer and the stack of layers is cut; ``shares``: how large those of a layer are to each other
+    (none: equal); ``expert_parallel``: routed experts are given out whole. ``max_context``: tokens of prompt and answer
+    together; None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads
+    per rank; None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``:
+    the most tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
     ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
     ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
@@ -131,6 +144,8 @@ class EngineOptions:
     speculate: str = "off"
     kv_cache: str = "auto"
     stream_weights: int | None = None
+    expert_parallel: bool = False
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -142,6 +157,12 @@ class EngineOptions:
         parse_devices(self.device)
         parse_inter_token_limit(self.inter_token_limit)
         parse_speculation(self.speculate)
+        if self.expert_parallel and self.tensor == 1:
+            raise ConfigError("--expert-parallel gives experts to the ranks of --tp, of which there must be 2 or more")
+        if self.shares and len(self.shares) != self.tensor:
+            raise ConfigError(
+                f"--shares has {len(self.shares)} numbers, and --tp {self.tensor} needs one for each rank"
+            )
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
@@ -156,6 +177,12 @@ class EngineOptions:
             raise ConfigError(f"--stream-weights must be a size, not {self.stream_weights}")
         if self.prefix_disk and not self.prefix_cache:
             raise ConfigError("--prefix-cache-disk is of no use with --no-prefix-cache; leave one of them out")
+
+    def plan(self, model: ModelSpec) -> Plan:
+        """The split that the user asked for. Raises `PlanError`."""
+        return make_plan(
+            model, tensor=self.tensor, pipeline=self.pipeline, experts=self.expert_parallel, speeds=self.shares
+        )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ferrule.model.mixer import MixerSpec
 from ferrule.model.pooling import Embedding, PoolingMode, lacks_head, read_embedding
 from ferrule.model.read import known_models, read_configuration, read_model, spec_of_config, spec_of_tensors
 from ferrule.model.spec import ModelSpec
-from ferrule.model.split import HeadSplit, Range, no_plan, part_of, split_heads
+from ferrule.model.split import HeadSplit, Range, divide, no_plan, split_heads
 
 __all__ = [
     "BUILT_IN",
@@ -44,11 +44,11 @@ __all__ = [
     "Stored",
     "Weights",
     "demo_path",
+    "divide",
     "kept_in",
     "known_models",
     "lacks_head",
     "no_plan",
-    "part_of",
     "read_configuration",
     "read_embedding",
     "read_model",

@@ -245,6 +245,8 @@ def _refusal(shape: Shape, kind: str, possible: bool) -> str | None:
 def _expert_refusal(shape: Shape) -> str | None:
     if all(layer.experts is None for layer in shape.layers):
         return f"{shape.architecture} has no experts"
+    if shape.family.experts_together:
+        return f"all experts of {shape.architecture} compute every token, so that none is given out whole"
     return _refusal(shape, "expert parallel", shape.family.tensor)
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from ferrule.errors import PlanError
 from ferrule.model.layer import COMPACT, WHOLE, CachePolicy, Collective, LayerSpec, Share, Weights
-from ferrule.model.split import split_heads
+from ferrule.model.split import no_plan
 
 Counted = Literal["headers", "index", "config"]
 
@@ -186,28 +185,43 @@ class ModelSpec:
         """Bytes that its layers keep of one sequence beside that, however long it is."""
         return sum(layer.state_bytes(policy) for layer in self.decoder)
 
-    def tensor_obstacle(self, parts: int) -> str | None:
-        """Reason why the layers cannot be cut into ``parts`` equal parts by the built-in engine, or None."""
+    def tensor_obstacle(self, parts: int, *, experts: bool = False) -> str | None:
+        """Reason why the layers cannot be cut over so many ranks by the built-in engine, or None. ``experts``: with
+        routed ones whole."""
         if parts == 1:
             return None
         if self.tensor_refusal:
             return self.tensor_refusal
-        try:
-            split_heads(self.query_heads, self.key_value_heads, 0, parts)
-        except PlanError as error:
-            return str(error)
-        for number, layer in enumerate(self.decoder):
-            cut = layer.experts.cut if layer.experts else None
+        if self.query_heads < parts:
+            return _too_many(f"{self.query_heads} attention heads", parts, self.query_heads)
+        for number, layer in enumerate(self.alike):
             groups = layer.attention.groups if layer.attention and layer.heads_cut else 0
-            if groups % parts:
-                return f"the {groups} groups of heads of layer {number} do not divide by {parts} ranks"
-            if layer.width % parts and (layer.weights.dense.whole < layer.weights.dense.bytes):
-                return f"the width {layer.width} of layer {number} does not divide by {parts} ranks"
-            if layer.experts and cut == "inside" and layer.experts.width % parts:
-                return f"the width {layer.experts.width} of the experts does not divide by {parts} ranks"
-            if layer.experts and cut == "whole" and layer.experts.count % parts:
-                return f"{layer.experts.count} experts do not divide by {parts} ranks"
-            for gathered in (one.width for one in layer.collectives if one.kind == "all_gather"):
-                if gathered % parts:
-                    return f"the width {gathered} of layer {number} does not divide by {parts} ranks"
+            if 0 < groups < parts:
+                return _too_many(f"the {groups} groups of heads of layer {number}", parts, groups)
+            if 0 < layer.width < parts and layer.weights.dense.whole < layer.weights.dense.bytes:
+                return _too_many(f"the width {layer.width} of layer {number}", parts, layer.width)
+            if layer.experts is None:
+                continue
+            whole = experts or layer.experts.cut == "whole"
+            if whole and layer.experts.count < parts:
+                return _too_many(f"{layer.experts.count} experts", parts, layer.experts.count)
+            if layer.experts.cut == "inside" and not whole and layer.experts.width < parts:
+                return _too_many(f"the width {layer.experts.width} of the experts", parts, layer.experts.width)
         return None
+
+    def expert_obstacle(self, parts: int) -> str | None:
+        """Reason why routed experts cannot be given out whole to so many ranks by the built-in engine, or None."""
+        if self.expert_refusal:
+            return self.expert_refusal
+        if not self.experts:
+            return f"{self.architecture} has no experts"
+        for layer in self.alike:
+            if layer.experts is not None and layer.experts.cut is None:
+                return no_plan("expert parallel", self.architecture)
+            if layer.experts is not None and layer.experts.count < parts:
+                return _too_many(f"{layer.experts.count} experts", parts, layer.experts.count)
+        return None
+
+
+def _too_many(what: str, ranks: int, most: int) -> str:
+    return f"{what} cannot be shared by {ranks} ranks; use {most} or less"

@@ -4,7 +4,7 @@ from ferrule.plan.cluster import ClusterSpec, DeviceSpec, PairSpec, RailSpec, re
 from ferrule.plan.cost import predict, predicted
 from ferrule.plan.kernels import Kernels
 from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, split_advice, times_as_fast
-from ferrule.plan.plan import Plan, Shard, Stage, make_plan
+from ferrule.plan.plan import Plan, Shard, Stage, make_plan, shares_by
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
 from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, STREAMED, Runtime
@@ -46,6 +46,7 @@ __all__ = [
     "require_room",
     "search",
     "search_apart",
+    "shares_by",
     "split_advice",
     "times_as_fast",
 ]

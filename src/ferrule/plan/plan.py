@@ -49,7 +49,8 @@ class Shard:
     """The part of a model that one rank holds.
 
     ``stage`` is its place in the pipeline and ``first_layer``:``last_layer`` the half-open range of decoder layers
-    of that stage; ``part`` of ``parts`` is its share of every tensor of those layers.
+    of that stage; ``part`` of ``parts`` is its place among the stage's ranks, which have these ``shares`` of every
+    layer; ``experts``: of the routed ones whole.
     """
 
     rank: int
@@ -60,6 +61,8 @@ class Shard:
     parts: int
     has_embedding: bool
     has_head: bool
+    shares: tuple[Share, ...] = (WHOLE,)
+    experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Plan:
 
     @property
     def tensor(self) -> int:
-        """Ranks of the first stage; those of each, in a plan that the built-in engine can run."""
+        """Ranks of the first stage."""
         return self.stages[0].width
 
     @property
@@ -134,9 +137,28 @@ class Plan:
                 parts=stage.width,
                 has_embedding=number == 0,
                 has_head=number == len(self.stages) - 1,
+                shares=stage.shares,
+                experts=stage.experts,
             )
             for rank, (number, stage, part) in enumerate(places)
         )
+
+    def sources(self, stage: int) -> tuple[int, ...]:
+        """Of each rank of ``stage`` (not the first) the rank of the stage before from which it gets hidden states."""
+        before, width = self.stages[stage - 1].width, self.stages[stage].width
+        first = sum(each.width for each in self.stages[: stage - 1])
+        return tuple(first + place for place in fellows(width, before))
+
+    def source(self, rank: int) -> int:
+        """The rank that sends hidden states to ``rank``, which is of no first stage."""
+        shard = self.shards[rank]
+        return self.sources(shard.stage)[shard.part]
+
+    def receivers(self, rank: int) -> tuple[int, ...]:
+        """Ranks to which ``rank``, which is of no last stage, sends hidden states."""
+        stage = self.shards[rank].stage + 1
+        first = sum(each.width for each in self.stages[:stage])
+        return tuple(first + place for place, source in enumerate(self.sources(stage)) if source == rank)
 
     def on(self, devices: Sequence[str]) -> Plan:
         """The same on other devices, by rank. Raises `PlanError` where they are not as many."""
@@ -148,43 +170,76 @@ class Plan:
 
     def because(self, verdict: str) -> Plan:
         """The same with a reason: that the planner chose it, and its ``verdict``."""
-        how = _split_text(self.tensor, self.pipeline, "chosen by the planner")
+        how = _split_text(self.stages, "chosen by the planner")
         return replace(self, reason=f"{how}. {verdict}" if verdict else how)
 
 
-def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
-    """The plan of ``tensor * pipeline`` ranks with equal parts, as a user asks for it by ``--tp`` and ``--pp``.
+def fellows(width: int, before: int) -> list[int]:
+    """From which place of a stage of ``before`` ranks each of ``width`` ranks of the next one gets hidden states."""
+    return [place * before // width for place in range(width)]
+
+
+def make_plan(
+    model: ModelSpec, *, tensor: int = 1, pipeline: int = 1, experts: bool = False, speeds: Sequence[float] = ()
+) -> Plan:
+    """The plan of ``tensor * pipeline`` ranks with equal parts, or parts by ``speeds``, as near as heads allow, as a
+    user asks for it by ``--tp``, ``--pp`` and ``--shares``. ``experts``: routed ones whole (``--expert-parallel``).
 
     Its devices are called ``rank-0`` and so on. Raises `PlanError` where the model cannot be cut that way, saying what
-    does not divide or which architecture has no plan.
+    cannot be shared or which architecture has no plan.
     """
     if tensor < 1 or pipeline < 1:
         raise PlanError(f"--tp and --pp must be at least 1, not {tensor} and {pipeline}")
-    if tensor > 1:
-        if model.tensor_refusal:
-            raise PlanError(f"--tp {tensor}: {model.tensor_refusal}")
-        for part in range(tensor):
-            split_heads(model.query_heads, model.key_value_heads, part, tensor)
+    if experts and tensor == 1:
+        raise PlanError("--expert-parallel gives experts to the ranks of --tp, of which there must be 2 or more")
+    if experts and (reason := model.expert_obstacle(tensor)):
+        raise PlanError(f"--tp {tensor} --expert-parallel: {reason}")
+    if reason := model.tensor_obstacle(tensor, experts=experts):
+        raise PlanError(f"--tp {tensor}: {reason}")
     if pipeline > 1 and model.pipeline_refusal:
         raise PlanError(f"--pp {pipeline}: {model.pipeline_refusal}")
     head_bytes = model.final.bytes if model.tied and pipeline == 1 else model.head_bytes
     spans = split_layers(model.layer_bytes, pipeline, model.embedding_bytes, head_bytes)
+    shares = shares_by(model, speeds or (1.0,) * tensor)
     stages = tuple(
-        Stage(
-            tuple(f"rank-{number * tensor + part}" for part in range(tensor)),
-            first,
-            last,
-            (Share.even(tensor),) * tensor,
-        )
+        Stage(tuple(f"rank-{number * tensor + part}" for part in range(tensor)), first, last, shares, experts)
         for number, (first, last) in enumerate(spans)
     )
-    return Plan(stages, reason=_split_text(tensor, pipeline, "balanced by weight bytes"))
+    return Plan(stages, reason=_split_text(stages, "balanced by weight bytes"))
 
 
-def _split_text(tensor: int, pipeline: int, how: str) -> str:
+def shares_by(model: ModelSpec, speeds: Sequence[float]) -> tuple[Share, ...]:
+    """Shares of ranks in proportion to their ``speeds``, as near as whole heads allow; columns and experts are, to a
+    block."""
+    heads = split_heads(model.query_heads, model.key_value_heads, speeds)
+    if len(set(speeds)) == len({each.query_heads for each in heads}) == 1:
+        return (Share.even(len(speeds)),) * len(speeds)
+    return tuple(
+        Share(
+            each.query_heads / model.query_heads,
+            each.key_value_heads / model.key_value_heads,
+            speed / sum(speeds),
+            speed / sum(speeds),
+        )
+        for each, speed in zip(heads, speeds, strict=True)
+    )
+
+
+def _split_text(stages: tuple[Stage, ...], how: str) -> str:
     """``how``: by what its stages were found."""
-    if tensor == pipeline == 1:
+    widths = sorted({stage.width for stage in stages})
+    if len(stages) == 1 and widths == [1]:
         return "one rank holds the whole model"
-    parts = [f"{pipeline} pipeline stages {how}"] if pipeline > 1 else []
-    parts += [f"every layer cut in {tensor} equal parts"] if tensor > 1 else []
+    parts = [f"{len(stages)} pipeline stages {how}"] if len(stages) > 1 else []
+    if len(widths) > 1:
+        parts.append(f"of {_and([str(stage.width) for stage in stages])} ranks")
+    elif widths != [1]:
+        equal = "equal" if all(stage.even for stage in stages) else "unequal"
+        parts.append(f"every layer cut in {widths[0]} {equal} parts")
+    if any(stage.experts for stage in stages):
+        parts.append("experts whole")
     return ", ".join(parts)
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

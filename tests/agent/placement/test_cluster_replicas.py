@@ -52,7 +52,7 @@ def test_as_the_user_split_it_hosts_are_dealt_out_by_name(monkeypatch, spec):
 def test_auto_is_one_copy_where_more_do_not_fit_or_gain_nothing(monkeypatch, spec):
     assert hosts(monkeypatch, spec, 0, (12 * GB,) * 3) == (("hosta", "hostb", "hostc"),)
     assert hosts(monkeypatch, spec, 0) == (("hosta", "hostb", "hostc"),), "a pipeline does as much"
-    monkeypatch.setattr("ferrule.plan.replicas.WORTH_IT", 0.5)
+    monkeypatch.setattr("ferrule.plan.replicas.WORTH_IT", 0.2)
     assert hosts(monkeypatch, spec, 0) == (("hosta",), ("hostb",), ("hostc",))
 
 

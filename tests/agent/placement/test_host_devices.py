@@ -148,7 +148,7 @@ def test_the_planner_takes_devices_of_several_kinds_and_hosts_and_says_why(monke
 
 def test_a_gpu_of_one_host_and_the_processor_of_another_share_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     small = [replace(CARDS[0], memory=9 * GB)]
-    hosts = Hosts(monkeypatch, a=[replace(PROCESSOR, memory=14 * GB)], b=[*small, replace(PROCESSOR, memory=2 * GB)])
+    hosts = Hosts(monkeypatch, a=[replace(PROCESSOR, memory=14 * GB)], b=[*small, replace(PROCESSOR, memory=GB // 8)])
     hosts.notes["a"] = ("cuda is left out: torch finds none; it counts as its processor",)
     planner = planner_of("auto,cuda,cpu")
     deployment = hosts.place(planner)

@@ -23,7 +23,7 @@ from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
 from ferrule.fabric import Group
-from ferrule.plan import BUILT_IN_ENGINE
+from ferrule.plan import BUILT_IN_ENGINE, Plan
 
 FAMILIES = (
     "llama",
@@ -56,10 +56,13 @@ YARN = {
 
 
 def logits_of(directory: Path, tensor: int, pipeline: int, ids: list[int], weights: str | None = None) -> torch.Tensor:
-    plan = plan_for(directory, tensor, pipeline)
+    return logits_by(directory, plan_for(directory, tensor, pipeline), ids, weights)
+
+
+def logits_by(directory: Path, plan: Plan, ids: list[int], weights: str | None = None) -> torch.Tensor:
     options = RankOptions(str(directory), "float32", plan, 1, 128, 4, 64, (), weights=weights)
 
-    stages = [thread_groups(tensor) for _ in range(pipeline)]
+    stages = [thread_groups(stage.width) for stage in plan.stages]
 
     def body(world: Group) -> Any:
         shard = plan.shards[world.rank]

@@ -30,7 +30,7 @@ def only_needed(directory: Path, plan: Plan, rank: int, copy: Path) -> Path:
             content[places[key].offset : places[key].offset + len(data)] = data
         (copy / file.name).write_bytes(content)
     with Reader(directory, places) as reader:
-        for piece in needs(directory, "float32", plan.shards[rank], plan):
+        for piece in needs(directory, "float32", plan.shards[rank]):
             place, data, at = places[piece.key], reader.read(piece), 0
             with (copy / place.file).open("r+b") as file:
                 for offset, length in piece.runs(place.view(piece.dim)):

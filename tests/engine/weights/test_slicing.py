@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ferrule.engine.weights import slicing
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import PlanError
-from ferrule.model import split_heads
+from ferrule.model import divide, split_heads
 
 PARTS = st.integers(1, 8)
 
@@ -27,18 +27,19 @@ def numbered(*shape: int) -> torch.Tensor:
 
 
 @given(PARTS, st.integers(1, 5), st.integers(0, 2))
-def test_even_shares_concatenated_are_the_whole(parts: int, each: int, dim: int) -> None:
+def test_shares_concatenated_are_the_whole(parts: int, each: int, dim: int) -> None:
     shape = [3, 4, 2]
     shape[dim] = parts * each
     whole = numbered(*shape)
-    shares = [take(whole, slicing.even(shape[dim], dim, part, parts, "width")) for part in range(parts)]
+    shares = [take(whole, slicing.columns(shape[dim], dim, held)) for held in divide(shape[dim], [1.0] * parts)]
     assert torch.equal(torch.cat(shares, dim=dim), whole)
 
 
 @given(PARTS, st.integers(1, 5), st.integers(1, 4))
 def test_packed_shares_hold_the_same_part_of_every_piece(parts: int, each: int, pieces: int) -> None:
     whole = numbered(pieces * parts * each, 2)
-    cuts = [slicing.packed(whole.shape[0], 0, part, parts, "width", pieces) for part in range(parts)]
+    held = divide(parts * each, [1.0] * parts)
+    cuts = [slicing.packed(whole.shape[0], 0, one, "width", pieces) for one in held]
     by_piece = [take(whole, cut).chunk(pieces) for cut in cuts]
     rebuilt = torch.cat([torch.cat([chunks[piece] for chunks in by_piece]) for piece in range(pieces)])
     assert torch.equal(rebuilt, whole)
@@ -50,7 +51,7 @@ def test_fused_qkv_shares_hold_whole_heads_of_query_key_and_value(
 ) -> None:
     query = groups * key_value
     try:
-        splits = [split_heads(query, key_value, part, parts) for part in range(parts)]
+        splits = split_heads(query, key_value, [1.0] * parts)
     except PlanError:
         return
     whole = numbered((query + 2 * key_value) * width, 2)
@@ -69,21 +70,10 @@ def test_fused_qkv_shares_hold_whole_heads_of_query_key_and_value(
     assert torch.equal(torch.cat([found_v[head] for head in sorted(found_v)]), v)
 
 
-@given(st.integers(1, 50), PARTS)
-def test_vocabulary_shares_are_equal_and_padded_with_zeros_at_the_end(size: int, parts: int) -> None:
-    whole = numbered(size, 2)
-    shares = [take(whole, slicing.vocabulary(size, part, parts)) for part in range(parts)]
-    assert len({share.shape for share in shares}) == 1
-    joined = torch.cat(shares)
-    assert torch.equal(joined[:size], whole)
-    assert not joined[size:].any()
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (slicing.even, (10, 0, 0, 4, "mlp: width"), "mlp: width 10 does not divide by 4 ranks"),
-        (slicing.packed, (9, 0, 0, 2, "gate_up"), "gate_up 9 is said to hold 2 tensors"),
+        (slicing.packed, (9, 0, (0, 2), "gate_up"), "gate_up 9 is said to hold 2 tensors"),
         (slicing.heads, (10, 0, 4, (0, 1), "q_proj"), "q_proj has 10 rows, which do not divide by 4 heads"),
     ],
 )

@@ -255,9 +255,10 @@ def test_a_ring_of_six_is_searched_by_a_bound(objective: Objective) -> None:
 
 def test_runnable_only_leaves_out_what_the_engine_cannot_run() -> None:
     cluster = unequal(3, 2, 3.0)
-    every = search(Question(DENSE, cluster, Workload(context=256)), top=99)
+    refused = replace(DENSE, tensor_refusal="it has no plan")
+    every = search(Question(refused, cluster, Workload(context=256)), top=99)
     assert any(candidate.plan.obstacle for candidate in every.candidates)
-    some = search(Question(DENSE, cluster, Workload(context=256), runnable_only=True), top=99)
+    some = search(Question(refused, cluster, Workload(context=256), runnable_only=True), top=99)
     assert some.candidates
     assert not any(candidate.plan.obstacle for candidate in some.candidates)
 

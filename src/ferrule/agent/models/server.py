@@ -40,6 +40,7 @@ TELL_SECONDS = 0.3
 _OPTIONS = (
     "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
     "graphs", "prefix_cache", "prefix_disk", "inter_token_limit", "speculate", "kv_cache", "stream_weights",
+    "expert_parallel", "shares",
 )  # fmt: skip
 
 

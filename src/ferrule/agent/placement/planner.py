@@ -37,7 +37,6 @@ from ferrule.plan import (
     Question,
     SavedPlan,
     Workload,
-    make_plan,
     predicted,
     search,
 )
@@ -335,7 +334,7 @@ class ClusterPlanner:
 
     def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""
-        plan = make_plan(spec, tensor=self._options.tensor, pipeline=self._options.pipeline)
+        plan = self._options.plan(spec)
         used = members[: plan.world_size]
         ranks = [used[rank * len(used) // plan.world_size] for rank in range(plan.world_size)]
         return Placed(plan, tuple(member.name for member in ranks), None), ranks

@@ -67,9 +67,8 @@ def choice_of(options: EngineOptions, devices: Sequence[DeviceSpec]) -> DeviceCh
 def split_as_asked(console: Console, options: EngineOptions, devices: Sequence[DeviceSpec], model: ModelSpec) -> Plan:
     """The plan that the user asked for; what the planner has to say against it is printed."""
     from ferrule.engine.host.device_choice import advice
-    from ferrule.plan import make_plan
 
-    plan = make_plan(model, tensor=options.tensor, pipeline=options.pipeline)
+    plan = options.plan(model)
     for sentence in advice(model, plan, options, devices):
         console.print(f"The split is as you asked, but {sentence}.", style="yellow", highlight=False)
     return plan

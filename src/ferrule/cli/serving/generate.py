@@ -14,17 +14,19 @@ from ferrule.cli.serving.model import (
     MODEL,
     Device,
     Dtype,
+    ExpertParallel,
     Graphs,
     KvCache,
     MaxContext,
     Pp,
     SelfTest,
+    Shares,
     Speculate,
     Threads,
     Tp,
     Weights,
 )
-from ferrule.cli.serving.options import adapters_of
+from ferrule.cli.serving.options import adapters_of, tensor_of
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 
@@ -70,6 +72,8 @@ def generate(
     ] = None,
     tp: Tp = None,
     pp: Pp = None,
+    expert_parallel: ExpertParallel = False,
+    shares: Shares = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
     kv_cache: KvCache = "auto",
@@ -97,6 +101,7 @@ def generate(
     if not prompt:
         raise ConfigError("the prompt is empty")
     adapters = adapters_of(None if adapter is None else [adapter])
+    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel)
     options = EngineOptions(
         model,
         tp or 1,
@@ -111,6 +116,8 @@ def generate(
         device=device or CPU,
         adapters=adapters,
         speculate=speculate,
+        expert_parallel=expert_parallel,
+        shares=by_rank,
     )
     given: dict[str, Any] = {
         "max_tokens": max_tokens,

@@ -24,6 +24,14 @@ Tp = Annotated[
 Pp = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Pipeline parallel: cut the stack of layers into N stages.")
 ]
+ExpertParallel = Annotated[
+    bool,
+    typer.Option("--expert-parallel", help="Give routed experts whole to the ranks of --tp, instead of cutting each."),
+]
+Shares = Annotated[
+    str | None,
+    typer.Option(metavar="N,N…", help="How large the parts of --tp are to each other, such as 4,2,1; else equal."),
+]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="What to compute in; auto is what the weights were saved in."),

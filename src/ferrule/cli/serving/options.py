@@ -65,11 +65,27 @@ def origins_of(text: str | None, *, keyed: bool) -> tuple[str, ...]:
     return origins
 
 
-def saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:
+def tensor_of(tp: int | None, shares: str | None, *, expert_parallel: bool) -> tuple[int | None, tuple[float, ...]]:
+    """Ranks of ``--tp``, as many as ``--shares`` names where that is left out, and the shares. Raises `ConfigError`."""
+    if expert_parallel and tp is None and shares is None:
+        raise ConfigError("--expert-parallel gives experts to the ranks of --tp: say how many, such as --tp 2")
+    if shares is None:
+        return tp, ()
+    from ferrule.engine.options import parse_shares
+
+    found = parse_shares(shares)
+    return len(found) if tp is None else tp, found
+
+
+def saved_plan(
+    file: Path | None, tp: int | None, pp: int | None, hosts: str | None, *, expert_parallel: bool
+) -> SavedPlan | None:
     if file is None:
         return None
-    if tp is not None or pp is not None or hosts is not None:
-        raise ConfigError("--plan says how to split and on which hosts: leave --tp, --pp and --hosts out")
+    if tp is not None or pp is not None or hosts is not None or expert_parallel:
+        raise ConfigError(
+            "--plan says how to split and on which hosts: leave --tp, --pp, --shares, --expert-parallel and --hosts out"
+        )
     from ferrule.plan import read_plan
 
     return read_plan(file)

@@ -18,6 +18,7 @@ from ferrule.cli.serving.model import (
     Device,
     Dtype,
     Encrypt,
+    ExpertParallel,
     Graphs,
     InterTokenLimit,
     KvCache,
@@ -26,6 +27,7 @@ from ferrule.cli.serving.model import (
     PrefixCache,
     PrefixDisk,
     SelfTest,
+    Shares,
     Speculate,
     StreamWeights,
     Threads,
@@ -41,6 +43,7 @@ from ferrule.cli.serving.options import (
     saved_plan,
     speculation_of,
     stream_weights_of,
+    tensor_of,
     tls_of,
 )
 from ferrule.cli.serving.replicas import parse_replicas, run_replicas
@@ -78,6 +81,8 @@ def serve(
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
     pp: Pp = None,
+    expert_parallel: ExpertParallel = False,
+    shares: Shares = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out.")
     ] = None,
@@ -220,6 +225,7 @@ def serve(
     home = None if here else running_cluster()
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
+        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         common = Wanted(
@@ -236,7 +242,8 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    saved = saved_plan(plan, tp, pp, hosts)
+    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel and plan is None)
+    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=expert_parallel)
     if saved is not None and device is None:
         device = saved.device
     if demo and tp is None and pp is None and saved is None and copies is None:
@@ -311,6 +318,8 @@ def serve(
             aliases=tuple(alias or ()),
             models=offered(several),
             memory_limit=limit,
+            expert_parallel=expert_parallel,
+            shares=by_rank or None,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
@@ -389,6 +398,8 @@ def serve(
             kv_cache=kv_cache,
             device=device or CPU,
             adapters=adapters,
+            expert_parallel=expert_parallel,
+            shares=by_rank,
         )
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)

@@ -23,7 +23,7 @@ from ferrule.engine.types import Progress, ProgressCallback, SamplingParams
 from ferrule.engine.vectors import Dense, read_dense
 from ferrule.errors import ConfigError, ModelError
 from ferrule.model import Embedding, ModelSpec, kept_in, lacks_head, read_embedding
-from ferrule.plan import Plan, make_plan
+from ferrule.plan import Plan
 from ferrule.process.memory import trim
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def prepare(
     known = identity(directory, layout)
     images = told_of(directory)
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
-    plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
+    plan = choose(spec) if choose else options.plan(spec)
     ends |= tokenizer.end_tokens
     return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,24 +12,29 @@ from torch.nn import functional
 from ferrule.engine.devices import RankGroup
 
 
-def gather_last(group: RankGroup, x: Tensor, root: int | None) -> Tensor:
-    """Join the ranks' parts of the last dimension: (..., n) on each rank gives (..., size * n) on rank ``root``, and
-    (..., 0) on the others; on all with None."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+def gather_last(group: RankGroup, x: Tensor, widths: Sequence[int], root: int | None) -> Tensor:
+    """Join the ranks' parts of the last dimension: (..., ``widths[rank]``), or all as wide as the widest, on each rank
+    give (..., their sum) on rank ``root``, and (..., 0) on the others; on all with None."""
+    widest = max(widths)
+    rows = functional.pad(x.reshape(-1, x.shape[-1]), (0, widest - x.shape[-1])).contiguous()
     parts: Tensor | None = group.all_gather(rows) if root is None else group.gather(rows, root)
     if parts is None:
         return x[..., :0]
-    joined = parts.view(group.size, *rows.shape).transpose(0, 1)
-    return joined.reshape(*x.shape[:-1], group.size * x.shape[-1])
+    by_rank = parts.view(group.size, *rows.shape)
+    if min(widths) == widest:
+        joined = by_rank.transpose(0, 1)
+    else:
+        joined = torch.cat([part[:, :width] for part, width in zip(by_rank, widths, strict=True)], dim=1)
+    return joined.reshape(*x.shape[:-1], sum(widths))
 
 
 class RowParallelLinear(nn.Module):
     """A linear layer whose input features are shared out: partial products are summed, then the bias is added.
 
-    With ``split_input`` the input arrives whole on every rank and is cut here.
+    With ``split_input`` the input arrives whole on every rank and is cut here, from that place on.
     """
 
-    def __init__(self, linear: nn.Linear, group: RankGroup, split_input: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, group: RankGroup, split_input: int | None = None) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
@@ -37,9 +42,8 @@ class RowParallelLinear(nn.Module):
         self.split_input = split_input
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.split_input:
-            width = self.weight.shape[1]
-            x = x[..., self.group.rank * width : (self.group.rank + 1) * width]
+        if self.split_input is not None:
+            x = x[..., self.split_input : self.split_input + self.weight.shape[1]]
         y = self.product(x)
         self.group.all_reduce(y)
         if self.bias is not None:
@@ -53,20 +57,18 @@ class RowParallelLinear(nn.Module):
 
 class GatheredLinear(nn.Module):
     """A linear layer whose output features are shared out and joined again, on rank ``root`` or (None) on all.
+    ``widths``: how many each rank has."""
 
-    ``features`` cuts off the rows that pad the last ranks' parts.
-    """
-
-    def __init__(self, linear: nn.Linear, group: RankGroup, features: int, root: int | None = None) -> None:
+    def __init__(self, linear: nn.Linear, group: RankGroup, widths: Sequence[int], root: int | None = None) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
         self.group = group
-        self.features = features
+        self.widths = tuple(widths)
         self.root = root
 
     def forward(self, x: Tensor) -> Tensor:
-        return gather_last(self.group, self.product(x), self.root)[..., : self.features]
+        return gather_last(self.group, self.product(x), self.widths, self.root)
 
     def product(self, x: Tensor) -> Tensor:
         """This rank's output features."""

@@ -37,13 +37,13 @@ from ferrule.engine.rank.special_attention import (
     shared_keys,
     temperature,
 )
-from ferrule.engine.rank.tensor_parallel import TensorParallel
+from ferrule.engine.rank.tensor_parallel import Border, TensorParallel
 from ferrule.engine.rank.vision.parts import base_name, drop_tower
 from ferrule.engine.source import HEAD, read_config, read_seeing, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.formats.packed import Packed, PackedStack
 from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
-from ferrule.engine.weights.pieces import Recipe
+from ferrule.engine.weights.pieces import Recipe, border_of
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
 from ferrule.model import lacks_head, no_plan
@@ -158,7 +158,12 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
     config = model.config.get_text_config()  # which says how attention is computed
     made_of = recipes(model, list(checkpoint.tensors))
     aliases = tied(model, made_of)
-    part = cut_out(model, config, shard, group, aliases)
+
+    def border(name: str, dim: int) -> int:
+        recipe = made_of.get(aliases.get(name, name))
+        return 1 if recipe is None else border_of(recipe, dim, model.get_parameter(name).dim(), checkpoint)
+
+    part = cut_out(model, config, shard, group, aliases, border)
     for name, cut in part.slicings.items():
         recipe = made_of.get(aliases.get(name, name))  # None: missing, which is said when it is loaded
         weight = whole_weight(recipe, checkpoint) if recipe is not None else None
@@ -180,11 +185,13 @@ class Part:
     cache: KVCache
 
 
-def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: dict[str, str]) -> Part:
+def cut_out(
+    model: Any, config: Any, shard: Shard, group: RankGroup, aliases: dict[str, str], border: Border | None = None
+) -> Part:
     """Leave of ``model`` what ``shard`` holds, whose layers the ranks of ``group`` share. ``aliases``: of `tied`; names
-    that cutting changes are added. Raises `PlanError` where it cannot be cut so."""
+    that cutting changes are added. ``border``: as of `TensorParallel`. Raises `PlanError` where it cannot be cut so."""
     base = model.get_submodule(base_name(model))
-    slicings = _cut(model, base, config, group, aliases) if group.size > 1 else {}
+    slicings = _cut(model, base, config, shard, group, aliases, border) if shard.parts > 1 else {}
     if not shard.has_embedding:
         drop_tower(model)
     stage_input = _keep_stage(model, base, config, shard)
@@ -277,12 +284,22 @@ def tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
     return {}
 
 
-def _cut(model: Any, base: nn.Module, config: Any, group: RankGroup, aliases: dict[str, str]) -> dict[str, Slicing]:
+def _cut(
+    model: Any,
+    base: nn.Module,
+    config: Any,
+    shard: Shard,
+    group: RankGroup,
+    aliases: dict[str, str],
+    border: Border | None,
+) -> dict[str, Slicing]:
     plan = plan_of(config)
     if plan is None:
         raise PlanError(f"{no_plan('tensor parallel', type(model).__name__)}; use --tp 1")
-    parallel = TensorParallel(model, config, group)
+    parallel = TensorParallel(model, config, group, shard, border)
     parallel.apply(base, f"{base_name(model)}.", plan)
+    if parallel.alone:
+        return parallel.slicings
     table, head = _input_name(model), _output_name(model)
     parallel.embedding(table)
     parallel.head(head)

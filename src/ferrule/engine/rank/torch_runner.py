@@ -124,9 +124,10 @@ class TorchRunner:
                         else:
                             output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:
-                self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
-                if self._tower is not None and self._tower.passes_on and batch.pictures:
-                    self.stages.send(self._tower.given.contiguous(), self.world.rank + self.plan.tensor)
+                for rank in self.plan.receivers(self.world.rank):
+                    self.stages.send(output.contiguous(), rank)
+                    if self._tower is not None and self._tower.passes_on and batch.pictures:
+                        self.stages.send(self._tower.given.contiguous(), rank)
                 return None
             return output if self.world.rank == self.plan.driver else None
 
@@ -265,7 +266,7 @@ class TorchRunner:
 
     def _receive(self, hidden: Tensor) -> None:
         """What the stage before has sent."""
-        self.stages.recv(hidden, self.world.rank - self.plan.tensor)
+        self.stages.recv(hidden, self.plan.source(self.world.rank))
 
     def _rows_of(self, batch: Batch, output: Tensor) -> Tensor:
         """Of the logits of all tokens those that are wanted."""

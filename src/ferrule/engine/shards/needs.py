@@ -19,7 +19,7 @@ from ferrule.engine.weights.formats.plain import TORCH_DTYPES
 from ferrule.engine.weights.gguf.weight import needs as gguf_needs
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.fabric import Group
-from ferrule.plan import Plan, Shard
+from ferrule.plan import Shard
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def _empty(shape: tuple[int, ...], cut: Slicing | None, dtype: torch.dtype) -> l
     return [torch.empty(each, dtype=dtype, device="meta") for each in shapes]
 
 
-def needs(directory: Path, dtype: str, shard: Shard, plan: Plan) -> list[Piece]:
+def needs(directory: Path, dtype: str, shard: Shard) -> list[Piece]:
     """Parts that the rank of ``shard`` reads of the files in ``directory``, of which only the headers need be there.
 
     Raises what building the rank's part raises.
     """
     places = read_layout(directory).places()
-    group = cast(Group, _PlaceInStage(shard.part, plan.tensor))
+    group = cast(Group, _PlaceInStage(shard.part, shard.parts))
     with _Notes(directory) as notes:
         blueprint(directory, dtype, shard, group, notes).fill(notes, lambda done, total: None, torch.device("meta"))
     return [piece for key, cut in notes.asked for piece in wanted(key, places[key].shape, places[key].item, cut)]

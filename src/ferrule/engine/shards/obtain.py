@@ -147,9 +147,7 @@ def _missing(
     from ferrule.engine.shards.needs import needs  # with torch, which is not needed where the files are
 
     store.check(on_done)
-    wanted = [
-        piece for rank in ranks for piece in needs(store.path, options.dtype, options.plan.shards[rank], options.plan)
-    ]
+    wanted = [piece for rank in ranks for piece in needs(store.path, options.dtype, options.plan.shards[rank])]
     missing = store.missing(wanted)
     store.check_room(missing)
     return missing

@@ -7,6 +7,7 @@ store them one by one, and gate and up apart.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any
 
 from transformers.core_model_loading import Concatenate, MergeModulelist
@@ -70,6 +71,15 @@ def of_expert(
             offset += weight.shape[0]
         pieces.append(Piece(weight, part))
     return pieces
+
+
+def border_of(recipe: Recipe, dim: int, dims: int, checkpoint: Checkpoint) -> int:
+    """At multiples of how many numbers what makes a parameter of ``dims`` dimensions can be cut along ``dim``."""
+    found = 1
+    for weight in (checkpoint.tensors[key] for keys in recipe.sources.values() for key in keys[-1:]):
+        stored = dim - (dims - len(weight.shape))
+        found = lcm(found, weight.format.border(weight, stored) if stored >= 0 else 1)
+    return found
 
 
 def within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:

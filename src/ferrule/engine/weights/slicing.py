@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrule.errors import PlanError
-from ferrule.model import HeadSplit, Range, part_of
+from ferrule.model import HeadSplit, Range
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,23 @@ class Slicing:
         return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
 
 
-def even(size: int, dim: int, part: int, parts: int, what: str) -> Slicing:
-    """An equal share of ``dim``."""
-    return Slicing(dim, size, (part_of(size, part, parts, what),))
+def columns(size: int, dim: int, held: Range) -> Slicing:
+    """One range of ``dim``."""
+    return Slicing(dim, size, (held,))
 
 
-def packed(size: int, dim: int, part: int, parts: int, what: str, pieces: int = 2) -> Slicing:
-    """An equal share of each of ``pieces`` tensors that are stored end to end along ``dim`` (such as gate and up)."""
+def packed(size: int, dim: int, held: Range, what: str, pieces: int = 2) -> Slicing:
+    """The same range of each of ``pieces`` tensors that are stored end to end along ``dim`` (such as gate and up)."""
+    length = piece_length(size, what, pieces)
+    start, stop = held
+    return Slicing(dim, size, tuple((piece * length + start, piece * length + stop) for piece in range(pieces)))
+
+
+def piece_length(size: int, what: str, pieces: int = 2) -> int:
+    """Of one of ``pieces`` tensors that are stored end to end."""
     if size % pieces:
         raise PlanError(f"{what} {size} is said to hold {pieces} tensors end to end but does not divide by {pieces}")
-    length = size // pieces
-    start, stop = part_of(length, part, parts, what)
-    return Slicing(dim, size, tuple((piece * length + start, piece * length + stop) for piece in range(pieces)))
+    return size // pieces
 
 
 def heads(size: int, dim: int, count: int, held: Range, what: str) -> Slicing:
@@ -71,8 +76,8 @@ def fused_qkv(size: int, dim: int, query_heads: int, key_value_heads: int, split
     )
 
 
-def vocabulary(size: int, part: int, parts: int) -> Slicing:
-    """A share of the vocabulary's rows; the last ranks are padded where it does not divide."""
-    rows = -(-size // parts)
-    start, stop = min(part * rows, size), min((part + 1) * rows, size)
-    return Slicing(0, size, ((start, stop),), pad=rows - (stop - start))
+def vocabulary(size: int, parts: Sequence[Range], part: int) -> Slicing:
+    """Rows of ``part``. Equal shares are filled up to the longest, so that ranks exchange what they have as it is."""
+    lengths = [stop - start for start, stop in parts]
+    nearly = max(lengths) - min(lengths) <= 1
+    return Slicing(0, size, (parts[part],), pad=max(lengths) - lengths[part] if nearly else 0)

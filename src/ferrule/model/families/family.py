@@ -45,7 +45,8 @@ class Family:
     holds of routers so, whatever it computes in. ``indexer``: chooses the tokens that are attended to.
     ``query_gate``: queries come with as many numbers that gate what attention makes of them. ``mixer``: the recurrent
     one that its layers have instead of attention, or beside it. ``shared_gate``: of shared experts.
-    ``experts_inputs_first``: experts are stored in stacks of (experts, inputs, outputs). ``tensor`` and ``stages``:
+    ``experts_inputs_first``: experts are stored in stacks of (experts, inputs, outputs). ``experts_together``: all of
+    them compute all tokens, whose results are then weighed. ``tensor`` and ``stages``:
     transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
     that published configurations of the family leave out.
     """
@@ -64,6 +65,7 @@ class Family:
     float32_router: Literal["bias", "all"] | None = None
     expert_bias: bool = False
     experts_inputs_first: bool = False
+    experts_together: bool = False
     sinks: Literal["all", "sliding"] | None = None
     indexer: bool = False
     attention_gate: bool = False
@@ -135,6 +137,7 @@ FAMILIES: dict[str, Family] = {
         output_bias=BIAS,
         window="chunks",
         experts_inputs_first=True,
+        experts_together=True,
         defaults={
             "head_dim": 128,
             "num_local_experts": 16,

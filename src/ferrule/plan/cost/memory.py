@@ -30,7 +30,9 @@ def _ranks(plan: Plan) -> Iterator[tuple[Stage, str, Share]]:
 def weight_bytes(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
     """Bytes of weights by rank: as they are stored, or of `ModelSpec.in_engine` as the built-in engine holds them."""
     return tuple(
-        model.rank_bytes(share, vocabulary_of(model, stage), first_layer=stage.first_layer, last_layer=stage.last_layer)
+        model.rank_bytes(
+            share, vocabulary_of(model, stage, share), first_layer=stage.first_layer, last_layer=stage.last_layer
+        )
         for stage, _, share in _ranks(plan)
     )
 
@@ -47,10 +49,11 @@ def _use(question: Question, device: DeviceSpec, stage: Stage, share: Share, wei
     )
 
 
-def vocabulary_of(model: ModelSpec, stage: Stage) -> float:
-    """The part of embedding and output matrix that a device of ``stage`` holds."""
-    cut = stage.width > 1 and any(share.width < 1.0 for share in stage.shares)
-    return model.vocabulary_share(stage.width) if cut else 1.0
+def vocabulary_of(model: ModelSpec, stage: Stage, share: Share) -> float:
+    """The part of embedding and output matrix that a device of ``stage`` with ``share`` of it holds."""
+    if stage.width == 1 or all(each.width == 1.0 for each in stage.shares):
+        return 1.0
+    return model.vocabulary_share(stage.width) if stage.even else share.width
 
 
 def cache_bytes(question: Question, stage: Stage, share: Share, tokens: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.stage import Pass
+from ferrule.plan.plan import fellows
 from ferrule.plan.question import Question
 from ferrule.plan.runtime import Runtime
 
@@ -30,15 +31,10 @@ def word_bytes(runtime: Runtime, which: Pass) -> float:
     return max(which.sequences * WORD_BYTES, float(runtime.announcement_bytes))
 
 
-def fellows(width: int, other: int) -> list[int]:
-    """To which place of a stage of ``other`` devices each of ``width`` sends."""
-    return [place * other // width for place in range(width)]
-
-
 def hop(exchange: Exchange, here: Sequence[str], there: Sequence[str], size: float) -> tuple[float, str]:
     """Seconds of the slowest message from one stage to the next, and which way that goes."""
-    pairs = zip(here, fellows(len(here), len(there)), strict=True)
-    return max((exchange.message(a, there[b], size), exchange.route(a, there[b]).where) for a, b in pairs)
+    pairs = [(here[place], b) for place, b in zip(fellows(len(there), len(here)), there, strict=True)]
+    return max((exchange.message(a, b, size), exchange.route(a, b).where) for a, b in pairs)
 
 
 def entry_seconds(question: Question, there: Sequence[str], *, last: bool) -> float:

@@ -10,6 +10,7 @@ from ferrule.model.layer import Collective, LayerSpec, Share
 from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.experts import busiest_share
+from ferrule.plan.cost.memory import vocabulary_of
 from ferrule.plan.plan import Stage
 from ferrule.plan.question import Question
 from ferrule.plan.remembered import remembered
@@ -226,13 +227,14 @@ class StageCost:
     @remembered
     def last(self, which: Pass) -> Seconds:
         """Time of what follows the last: norm, output matrix for one token of each sequence, the choice of a token."""
-        cut = self._vocabulary_cut
-        share = self._model.vocabulary_share(self._stage.width) if cut else 1.0
-        head = self._model.head.held(share) + self._model.final.bytes
-        flops = 2 * which.sequences * (self._model.head.parameters * share + self._model.final.parameters)
-        operations = self._runtime.end_of(self._model)
-        slowest = max((self._roofline(device, _Load(head, 0, flops, operations)) for device in self._devices), key=sum)
-        collectives = self._model.last_collectives if cut else ()
+        operations, loads = self._runtime.end_of(self._model), []
+        for share in self._stage.shares:
+            part = vocabulary_of(self._model, self._stage, share)
+            head = self._model.head.held(part) + self._model.final.bytes
+            flops = 2 * which.sequences * (self._model.head.parameters * part + self._model.final.parameters)
+            loads.append(_Load(head, 0, flops, operations))
+        slowest = max(map(self._roofline, self._devices, loads), key=sum)
+        collectives = self._model.last_collectives if self._vocabulary_cut else ()
         return Seconds(*slowest, self._collectives(collectives, which.sequences))
 
     @property

@@ -67,8 +67,8 @@ def test_a_model_of_a_new_format_gives_the_logits_of_its_numbers(halved: Path, s
 
 
 def test_a_split_through_a_group_is_refused_before_loading(halved: Path) -> None:
-    plan = plan_for(halved, 4, 1)
-    why = r"down_proj\.weight is stored in groups of 16 \(halved\), and this split cuts it at 24 of 96"
+    plan = plan_for(halved, 5, 1)  # of 4 key/value heads with 16 columns for each, of which two ranks share one
+    why = r"o_proj\.weight is stored in groups of 16 \(halved\), and this split cuts it at \d+ of 64"
     with pytest.raises(PlanError, match=why):
         run_split(halved, plan, lambda model, world: None)
 

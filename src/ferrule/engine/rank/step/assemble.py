@@ -137,7 +137,7 @@ class Assembled:
 
     @_add.register
     def _(self, it: described.Gather) -> None:
-        self.program.gather(self.registers[it.source], self.registers[it.to], it.features)
+        self.program.gather(self.registers[it.source], self.registers[it.to], it.widths)
 
     @_add.register
     def _(self, it: described.Experts) -> None:

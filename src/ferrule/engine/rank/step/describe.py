@@ -97,13 +97,13 @@ class _Describer:
 
     def _embed(self) -> None:
         module: Any = self.model.get_input_embeddings()
-        first = 0
-        if isinstance(module, VocabularyParallelEmbedding):
+        first, shared = 0, isinstance(module, VocabularyParallelEmbedding)
+        if shared:
             first, module = module.first, module.table
         factor = float(getattr(module, "scalar_embed_scale", 1.0)) * float(
             getattr(self.config, "embedding_multiplier", None) or 1.0
         )
-        self._add(Embed(self._weight(module), "hidden", first, factor, self.ranks > 1))
+        self._add(Embed(self._weight(module), "hidden", first, factor, shared))
 
     def _layer(self, layer: Any, family: Family) -> None:
         self._norm(getattr(layer, family.attention_norm), family, View("hidden"), View("normed"))
@@ -115,17 +115,16 @@ class _Describer:
         self._norm(getattr(layer, family.mlp_norm), family, View("hidden"), View("normed"))
         mlp = layer.mlp
         if hasattr(mlp, "experts"):
-            self._experts(mlp)
-            self._residual(layer, family, family.mlp_after, None)
+            summed = self._experts(mlp)
+            self._residual(layer, family, family.mlp_after, None, summed=summed)
         else:
             down = self._dense(mlp, "sum")
             self._residual(layer, family, family.mlp_after, down)
 
-    def _residual(self, layer: Any, family: Family, after: str, linear: Any) -> None:
-        """Sum the ranks' parts and add them to the hidden states, through the norm ``after`` where there is one."""
-        shared = self.ranks > 1
-        if linear is not None:
-            self._check_partial(linear)
+    def _residual(self, layer: Any, family: Family, after: str, linear: Any, *, summed: bool = False) -> None:
+        """Sum the ranks' parts, if that is not done, and add them to the hidden states, through the norm ``after``
+        where there is one. ``linear``: what makes them; None: experts."""
+        shared = not summed and self.ranks > 1 and (linear is None or isinstance(linear, RowParallelLinear))
         bias = "" if linear is None or linear.bias is None else f"{self._name(linear)}.bias"
         factor = float(getattr(layer, "residual_multiplier", 1.0))
         if not after:
@@ -134,10 +133,6 @@ class _Describer:
         self._add(Reduce("sum", "sum", add=False, shared=shared, bias=bias))
         self._norm(getattr(layer, after), family, View("sum"), View("sum"))
         self._add(Reduce("sum", "hidden", factor=factor))
-
-    def _check_partial(self, linear: Any) -> None:
-        if self.ranks > 1 and not isinstance(linear, RowParallelLinear):
-            raise Unfit(f"{self._name(linear)} is not cut by rows")
 
     def _norm(
         self, module: Any, family: Family, source: View, to: View, width: int | None = None, count: int = 1
@@ -156,7 +151,7 @@ class _Describer:
         width = int(attention.head_dim)
         fused = getattr(attention, "qkv_proj", None)
         if fused is not None:
-            heads, held = self._fused_heads(fused, width)
+            heads, held = self._fused_heads(attention, width)
             parts = (0, heads * width, (heads + held) * width)
             self._product(View("normed"), "qkv", fused)
         else:
@@ -224,13 +219,11 @@ class _Describer:
     def _widen(self, register: str, width: int) -> None:
         self.registers[register] = max(self.registers.get(register, 0), width)
 
-    def _fused_heads(self, fused: nn.Linear, width: int) -> tuple[int, int]:
+    def _fused_heads(self, attention: Any, width: int) -> tuple[int, int]:
         """Query and key/value heads of a fused projection on this rank."""
-        share = self.config.num_attention_heads // self.config.num_key_value_heads
-        held = fused.weight.shape[0] // width // (share + 2)
-        if held * (share + 2) * width != fused.weight.shape[0]:
-            raise Unfit(f"{self._name(fused)} holds key/value heads of another number than the queries need")
-        return share * held, held
+        readers = int(attention.num_key_value_groups)
+        held = attention.qkv_proj.weight.shape[0] // width // (readers + 2)
+        return readers * held, held
 
     def _rotary(self, attention: Any) -> str:
         module: Any = getattr(self.base, "rotary_emb", None)
@@ -267,7 +260,9 @@ class _Describer:
         self._product(View("inner"), to, down, biased=False)
         return down
 
-    def _experts(self, mlp: Any) -> None:
+    def _experts(self, mlp: Any) -> bool:
+        """Routed and shared experts. Returns whether the ranks' parts are summed: before shared ones are added that
+        every rank has whole."""
         experts = mlp.experts
         router: Any = getattr(mlp, "gate", None) or getattr(mlp, "router", None)
         kind = type(router).__name__
@@ -301,9 +296,16 @@ class _Describer:
                 transposed=gpt_oss, interleaved=gpt_oss,
             )
         )  # fmt: skip
-        if getattr(mlp, "shared_experts", None) is not None:
-            self._check_partial(self._dense(mlp.shared_experts, "shared"))
-            self._add(Reduce("shared", "sum"))
+        if getattr(mlp, "shared_experts", None) is None:
+            return False
+        down = self._dense(mlp.shared_experts, "shared")
+        if down.bias is not None:
+            raise Unfit(f"{self._name(down)} has a bias")
+        whole = self.ranks > 1 and not isinstance(down, RowParallelLinear)
+        if whole:
+            self._add(Reduce("sum", "sum", add=False, shared=True))
+        self._add(Reduce("shared", "sum"))
+        return whole
 
     def _activation(self, module: Any) -> str:
         found = next((act for each in ("act_fn", "activation_fn", "act") if (act := getattr(module, each, None))), None)
@@ -321,12 +323,10 @@ class _Describer:
         self._norm(norm, family, View("last"), View("last"))
         self.normed = len(self.operations)
         head: Any = self.model.get_output_embeddings()
-        if self.ranks > 1 and not (isinstance(head, GatheredLinear) and head.root == 0):
-            raise Unfit(f"{self._name(head)} is not shared out by the vocabulary")
-        features = head.features if self.ranks > 1 else head.out_features
+        widths = head.widths if isinstance(head, GatheredLinear) else (head.out_features,)
         self._product(View("last"), "scores", head)
-        self.registers["logits"] = features
-        self._add(Gather("scores", "logits", features))
+        self.registers["logits"] = sum(widths)
+        self._add(Gather("scores", "logits", widths))
         factor = 1 / float(getattr(self.config, "logits_scaling", None) or 1.0)
         softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
         if factor != 1.0 or softcap:

@@ -113,17 +113,17 @@ def explain_step(config: Any, shard: Shard) -> StepText:
 def _parts(description: Description, shard: Shard, shapes: dict[str, tuple[int, ...]]) -> tuple[Part, ...]:
     operations, depths = description.operations, description.depths
     start = 1 if shard.has_embedding else 0
-    parts = [Part((), tuple(_line(each, shapes, shard.parts) for each in operations[:start]))]
+    parts = [Part((), tuple(_line(each, shapes) for each in operations[:start]))]
     kinds: dict[tuple[Operation, ...], list[int]] = {}
     lines: dict[tuple[Operation, ...], tuple[Line, ...]] = {}
     for layer, end in enumerate(depths, shard.first_layer):
         own = tuple(operations[start:end])
         kind = tuple(_anywhere(each) for each in own)
         kinds.setdefault(kind, []).append(layer)
-        lines.setdefault(kind, tuple(_line(each, shapes, shard.parts) for each in own))
+        lines.setdefault(kind, tuple(_line(each, shapes) for each in own))
         start = end
     parts += [Part(tuple(layers), lines[kind]) for kind, layers in kinds.items()]
-    parts.append(Part((), tuple(_line(each, shapes, shard.parts) for each in operations[start:])))
+    parts.append(Part((), tuple(_line(each, shapes) for each in operations[start:])))
     return tuple(part for part in parts if part.lines)
 
 
@@ -162,12 +162,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @singledispatch
-def _line(operation: Operation, shapes: Shapes, ranks: int) -> Line:
+def _line(operation: Operation, shapes: Shapes) -> Line:
     raise TypeError(operation)
 
 
 @_line.register
-def _(one: Embed, shapes: Shapes, ranks: int) -> Line:
+def _(one: Embed, shapes: Shapes) -> Line:
     shape = shapes[one.table]
     where = ", summed over ranks" if one.shared else ""
     what = f"{_short(one.table)} {_size(shape)}{where}{_times(one.factor)}"
@@ -175,7 +175,7 @@ def _(one: Embed, shapes: Shapes, ranks: int) -> Line:
 
 
 @_line.register
-def _(one: Norm, shapes: Shapes, ranks: int) -> Line:
+def _(one: Norm, shapes: Shapes) -> Line:
     heads = f" of each of {one.count} heads" if one.count > 1 else ""
     kind = "less its mean, " if one.mean else ""
     what = f"{_short(one.weight)}: {kind}{one.width} numbers{heads}"
@@ -183,7 +183,7 @@ def _(one: Norm, shapes: Shapes, ranks: int) -> Line:
 
 
 @_line.register
-def _(one: Product, shapes: Shapes, ranks: int) -> Line:
+def _(one: Product, shapes: Shapes) -> Line:
     sizes = [shapes[each] for each in one.matrices]
     what = ", ".join(f"{_short(name)} {_size(size)}" for name, size in zip(one.matrices, sizes, strict=True))
     biased = " + bias" if any(one.biases) else ""
@@ -191,7 +191,7 @@ def _(one: Product, shapes: Shapes, ranks: int) -> Line:
 
 
 @_line.register
-def _(one: HeadProduct, shapes: Shapes, ranks: int) -> Line:
+def _(one: HeadProduct, shapes: Shapes) -> Line:
     columns = shapes[one.weight][1]
     between = "queries to latents" if one.part == "key" else "latents to values"
     width = one.source_stride - one.kept if one.part == "key" else one.to_stride
@@ -200,13 +200,13 @@ def _(one: HeadProduct, shapes: Shapes, ranks: int) -> Line:
 
 
 @_line.register
-def _(one: Rotate, shapes: Shapes, ranks: int) -> Line:
+def _(one: Rotate, shapes: Shapes) -> Line:
     view = _view(one.heads)
     return Line("rotate", view, view, f"{one.count} head{'s' * (one.count > 1)} of {one.width} by their positions")
 
 
 @_line.register
-def _(one: Attend, shapes: Shapes, ranks: int) -> Line:
+def _(one: Attend, shapes: Shapes) -> Line:
     what = f"{one.heads} heads over the cache"
     what += f", window of {one.window}" if one.window else ""
     what += f", logits bounded by {one.softcap:g}" if one.softcap else ""
@@ -215,14 +215,14 @@ def _(one: Attend, shapes: Shapes, ranks: int) -> Line:
 
 
 @_line.register
-def _(one: Gate, shapes: Shapes, ranks: int) -> Line:
+def _(one: Gate, shapes: Shapes) -> Line:
     return Line(
         "gate", one.gate.register, one.to, f"{one.activation}(gate){' × up' if one.up else ''}, {one.width} numbers"
     )
 
 
 @_line.register
-def _(one: Reduce, shapes: Shapes, ranks: int) -> Line:
+def _(one: Reduce, shapes: Shapes) -> Line:
     what = ["the sum over ranks"] if one.shared else []
     what += ["+ bias"] if one.bias else []
     what += [f"× {one.factor:g}"] if one.factor != 1 else []
@@ -231,24 +231,25 @@ def _(one: Reduce, shapes: Shapes, ranks: int) -> Line:
 
 
 @_line.register
-def _(one: Scale, shapes: Shapes, ranks: int) -> Line:
+def _(one: Scale, shapes: Shapes) -> Line:
     bound = f", bounded by {one.softcap:g}" if one.softcap else ""
     return Line("scale", one.register, one.register, f"× {one.factor:g}{bound}")
 
 
 @_line.register
-def _(one: Select, shapes: Shapes, ranks: int) -> Line:
+def _(one: Select, shapes: Shapes) -> Line:
     return Line("select", one.source, one.to, "tokens whose logits are wanted")
 
 
 @_line.register
-def _(one: Gather, shapes: Shapes, ranks: int) -> Line:
-    joined = ", joined from all ranks on the driver" if ranks > 1 else ""
-    return Line("gather", one.source, one.to, f"{one.features} logits{joined}", 0, ranks > 1)
+def _(one: Gather, shapes: Shapes) -> Line:
+    parts = len(one.widths) > 1
+    joined = ", joined from all ranks on the driver" if parts else ""
+    return Line("gather", one.source, one.to, f"{sum(one.widths)} logits{joined}", 0, parts)
 
 
 @_line.register
-def _(one: Experts, shapes: Shapes, ranks: int) -> Line:
+def _(one: Experts, shapes: Shapes) -> Line:
     each = sum(rows * columns for _, rows, columns in (shapes[one.gate_up], shapes[one.down]))
     held = "" if one.held == one.total else f", {one.held} of them here"
     what = f"{one.chosen} of {one.total} experts by {one.scoring.replace('_', ' ')}{held}; {one.activation}, "

@@ -163,11 +163,11 @@ class Select(Operation):
 
 @dataclass(frozen=True)
 class Gather(Operation):
-    """The ranks' parts of each row, joined on the driver."""
+    """The ranks' parts of each row, ``widths`` numbers long, joined on the driver."""
 
     source: str
     to: str
-    features: int
+    widths: tuple[int, ...]
 
 
 @dataclass(frozen=True)

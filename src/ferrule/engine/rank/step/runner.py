@@ -112,7 +112,8 @@ class StepRunner:
         self._step(batch, rows, self.description.normed if embeds else 0)
         if not self.shard.has_head:
             hidden = self._result("hidden", len(batch.tokens), self.hidden_size)
-            self.world.send(hidden.to(self.torch_dtype), dst=self.world.rank + self.plan.tensor)
+            for rank in self.plan.receivers(self.world.rank):
+                self.world.send(hidden.to(self.torch_dtype), dst=rank)
             return None
         if self.world.rank != self.plan.driver:
             return None
@@ -170,7 +171,7 @@ class StepRunner:
         address, received = 0, None
         if not self.shard.has_embedding:
             sent = torch.empty((len(batch.tokens), self.hidden_size), dtype=self.torch_dtype)
-            self.world.recv(sent, src=self.world.rank - self.plan.tensor)
+            self.world.recv(sent, src=self.plan.source(self.world.rank))
             received = sent.float()
             address = received.data_ptr()
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]

@@ -93,7 +93,7 @@ def best_of_each(search: ExactSearch) -> list[Plan]:
     if objective != "context":
         added += [search.added(alone, range(1, 2), stages) for stages in range(2, count + 1)]
     found += [each for each in added if each]
-    if not search.runnable and count > 2:
+    if count > 2:
         bound = min((seconds for seconds, _ in found), default=math.inf) if objective != "context" else math.inf
         mixed = search.added(alone, range(1, count), bound=bound)
         found += [mixed] if mixed else []
@@ -121,7 +121,7 @@ def _overlapped(search: ExactSearch, count: int) -> list[tuple[float, Plan]]:
             if one := of_stages(search, stages, range(width, width + 1), best):
                 best = one[0]
                 found.append(one)
-    if not search.runnable and count > 2:
+    if count > 2:
         best = min((seconds for seconds, _ in found), default=math.inf)
         for stages in range(2, count):
             if one := of_stages(search, stages, range(1, count), best):

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule.plan.cost.messages import fellows
 from ferrule.plan.cut import Floats, StageTable
 from ferrule.plan.obstacle import stage_obstacle
-from ferrule.plan.plan import Plan, Stage
+from ferrule.plan.plan import Plan, Stage, fellows
 from ferrule.plan.remembered import remembered
 from ferrule.plan.search.exact.free_sets import Counts
 from ferrule.plan.search.exact.memory import have_room
@@ -106,18 +105,8 @@ class ExactSearch:
         if any(all(use.all_held <= use.room for use in self.costs.memory(group.cutting)) for group in self.groups):
             return True
         count = sum(self.available)
-        widths = [range(width, width + 1) for width in range(1, count // 2 + 1)]
-        return any(
-            have_room(
-                self.available,
-                [
-                    (group.counts, self.costs.memory(group.cutting))
-                    for group in self.groups
-                    if len(group.cutting.devices) in each
-                ],
-            )
-            for each in (widths if self.runnable else [range(1, count)])
-        )
+        several = [group for group in self.groups if len(group.cutting.devices) < count]
+        return have_room(self.available, [(group.counts, self.costs.memory(group.cutting)) for group in several])
 
     def plan(self, found: Found, groups: Sequence[_Group]) -> Plan:
         """With the names of devices in the places of classes."""
@@ -246,7 +235,8 @@ class _Steps:
 
 
 def _between_groups(members: Sequence[NDArray[np.intp]], seconds: Floats) -> Floats:
-    """The slowest of the messages that each device of a group sends to its fellow of another. ``seconds``: by class."""
+    """The slowest of the messages that the devices of a group get from their fellows of another. ``seconds``: by
+    class."""
     found = np.zeros((len(members), len(members)))
     by_width: dict[int, list[int]] = {}
     for place, each in enumerate(members):
@@ -254,6 +244,7 @@ def _between_groups(members: Sequence[NDArray[np.intp]], seconds: Floats) -> Flo
     for width, here in by_width.items():
         senders = np.stack([members[place] for place in here])
         for other, there in by_width.items():
-            receivers = np.stack([members[place] for place in there])[:, fellows(width, other)]
-            found[np.ix_(here, there)] = seconds[senders[:, None, :], receivers[None, :, :]].max(axis=2)
+            receivers = np.stack([members[place] for place in there])
+            sending = senders[:, fellows(other, width)]
+            found[np.ix_(here, there)] = seconds[sending[:, None, :], receivers[None, :, :]].max(axis=2)
     return found

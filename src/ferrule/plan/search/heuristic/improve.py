@@ -51,8 +51,6 @@ class Improver:
             other = tuple(tuple(sorted(names)) for names in other if names)
             if not other or other in seen or len(other) > self._stages:
                 continue
-            if self._pricing.runnable and len({len(names) for names in other}) > 1:
-                continue
             seen.add(other)
             choices = [[known[names]] if names in known else self._pricing.cuttings(names) for names in other]
             for chosen in itertools.product(*choices):

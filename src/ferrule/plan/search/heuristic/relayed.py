@@ -60,7 +60,7 @@ def _below(search: ExactSearch, best: float) -> Iterator[tuple[float, Plan]]:
         if missing <= 0 and seconds < best:
             yield seconds, plan
     every: list[Widths] = [range(1, count)]
-    if search.runnable or count < 3:
+    if count < 3:
         every = [range(width, width + 1) for width in range(1, count // 2 + 1)]
     for widths in every:
         for stages in range(2, count // widths[0] + 1) if many else (0,):

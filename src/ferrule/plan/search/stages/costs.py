@@ -14,10 +14,10 @@ from ferrule.errors import PlanError
 from ferrule.model.layer import WHOLE, LayerSpec, Share
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import activation_bytes, vocabulary_of
-from ferrule.plan.cost.messages import announcement, entry_seconds, fellows, message_bytes, pieces, word_bytes
+from ferrule.plan.cost.messages import announcement, entry_seconds, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Loads, Pass, StageCost
 from ferrule.plan.cut import DeviceMemory, Floats, StageTable
-from ferrule.plan.plan import Stage
+from ferrule.plan.plan import Stage, fellows
 from ferrule.plan.question import Question
 from ferrule.plan.remembered import remembered
 
@@ -98,7 +98,8 @@ class StageCosts:
 
     def _end_seconds(self, cutting: Cutting, measure: Measure, cost: StageCost) -> tuple[float, float]:
         """The same however the layers are cut."""
-        key = (cutting.devices, vocabulary_of(self.model, cutting.stage(0, 1)), measure)
+        parts = tuple(vocabulary_of(self.model, cutting.stage(0, 1), share) for share in cutting.shares)
+        key = (cutting.devices, parts, measure)
         if key not in self._ends:
             every = list(self.passes(measure))
             self._ends[key] = sum(cost.first(one).total for one in every), sum(cost.last(one).total for one in every)
@@ -125,9 +126,13 @@ class StageCosts:
 
     @remembered
     def memory(self, cutting: Cutting) -> tuple[DeviceMemory, ...]:
-        vocabulary = vocabulary_of(self.model, cutting.stage(0, self.model.layers))
+        stage = cutting.stage(0, self.model.layers)
         parts = zip(cutting.devices, cutting.shares, strict=True)
-        return tuple(self._device_memory(name, share, vocabulary) for name, share in parts)
+        return tuple(self._device_memory(name, share, vocabulary_of(self.model, stage, share)) for name, share in parts)
+
+    def part_of_memory(self, name: str, share: Share) -> DeviceMemory:
+        """Of a device with ``share`` of what others have the rest of: with its part of the vocabulary."""
+        return self._device_memory(name, share, share.width)
 
     @remembered
     def _device_memory(self, name: str, share: Share, vocabulary: float) -> DeviceMemory:
@@ -177,7 +182,7 @@ class StageCosts:
         first; infinite where there is no path."""
         passes = list(self.passes(measure))
         sizes = [word_bytes(self.runtime, one) if last else message_bytes(self.question, one, 1) for one in passes]
-        pairs = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
+        pairs = [self._pair(here[a], b) for a, b in zip(fellows(len(there), len(here)), there, strict=True)]
         slowest = sum(max(alpha + size * beta for alpha, beta in pairs) for size in sizes)
         return slowest + entry_seconds(self.question, there, last=last) * len(passes)
 

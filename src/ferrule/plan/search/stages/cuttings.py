@@ -6,19 +6,22 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ferrule.model.layer import Share
+from ferrule.plan.plan import shares_by
 from ferrule.plan.search.stages.classes import traits
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 from ferrule.plan.search.stages.shares import whole_shares
 
 TOKEN = Measure("token")
+FINE = 64
 Pieces = tuple[float, float, int, float]
 """Of a device: seconds for no piece of a layer, seconds for each, the most pieces it has room for, its memory."""
 
 
 def cuttings_of(costs: StageCosts, devices: Sequence[str]) -> list[Cutting]:
-    """One device: whole. Several: evenly where the heads allow it; by whole key/value heads, in proportion to the
-    devices' speed, to that within their memory, and to their memory; routed experts given out whole in the same three
-    proportions, with attention cut as before or whole on each device. Each only once."""
+    """One device: whole. Several: evenly, or as near to that as heads allow; in proportion to the devices' speed, to
+    that within their memory, and to their memory, with columns in `FINE` pieces or by whole key/value heads as these;
+    routed experts given out whole in the same three proportions, with attention cut evenly or whole on each device.
+    Each only once."""
     names = tuple(devices)
     if len(names) == 1:
         return [Cutting(names)]
@@ -41,14 +44,17 @@ def cuttings_of(costs: StageCosts, devices: Sequence[str]) -> list[Cutting]:
 def _by_head(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[Share, ...]]:
     model, count = costs.model, len(names)
     heads = model.key_value_heads
-    if model.query_heads % count == 0 and (heads % count == 0 or count % heads == 0):
-        yield (Share.even(count),) * count
-    if alike(costs, names) and heads % count == 0:
+    if model.query_heads < count:
+        return
+    yield shares_by(model, (1.0,) * count)
+    if alike(costs, names):
         return
 
     def cut(part: float) -> Share:
         return Share(part, part, part, part)
 
+    for given in _proportions(costs, names, cut(1 / FINE), FINE):
+        yield shares_by(model, given)
     for given in _proportions(costs, names, cut(1 / heads), heads):
         yield tuple(cut(each / heads) for each in given)
 
@@ -65,7 +71,7 @@ def _pieces(costs: StageCosts, name: str, least: Cutting, total: int) -> Pieces:
         return costs.pieces[least]
     whole = Cutting((name,))
     seconds = [float(costs.table(each, TOKEN).by_layer.sum()) for each in (least, whole)]
-    bytes_ = [use.all_held for each in (least, whole) for use in costs.memory(each)]
+    bytes_ = [costs.part_of_memory(name, share).all_held for share in (*least.shares, Share())]
     room = float(costs.cluster.by_name[name].memory)
     each = (bytes_[1] - bytes_[0]) / (total - 1) if total > 1 else bytes_[1]
     most = 1 + math.floor((room - bytes_[0]) / each) if each > 0 else total
