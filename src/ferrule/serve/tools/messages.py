@@ -106,7 +106,7 @@ def _text(value: Any) -> str | None:
 
 
 Told = Annotated[Content, BeforeValidator(message_content, json_schema_input_type=str | list[dict[str, Any]] | None)]
-PlainText = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]])]
+PlainText = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]] | None)]
 _Named = Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
 Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=_Named)]
 Clean = Annotated[str | None, BeforeValidator(_text, json_schema_input_type=str | None)]
