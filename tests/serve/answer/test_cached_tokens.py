@@ -60,6 +60,8 @@ def test_usage_tells_what_was_guessed() -> None:
             body_of(url, "/v1/chat/completions", **CHAT, prediction=prediction)
             wrong = {"model": "acme/fake-1b", **CHAT, "prediction": {"type": "content", "content": 7}}
             assert httpx.post(f"{url}/v1/chat/completions", json=wrong).status_code == 400
+            health = httpx.get(f"{url}/health").json()
+            assert health.get("speculation") == ({"drafted": 0, "accepted": 0} if engine.guessing else None)
     told = [engine.calls[0].params.predicted for engine in engines]
     assert told == [tuple(engines[0].tokenizer.encode("Hello, all", add_special_tokens=False)), ()]
     with running(engines[0]) as url:

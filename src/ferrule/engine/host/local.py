@@ -234,13 +234,14 @@ class LocalEngine:
             supervisor.last,
             supervisor.note or None,
             self._prefix,
-            SpeculationUse(self._drafted, self._accepted) if self._speculates else None,
+            SpeculationUse(self._drafted, self._accepted) if self._guesses else None,
             self._streamed,
         )
 
     @property
-    def _speculates(self) -> bool:
-        return bool(self._supervisor.options.speculate) and not any(each.unguessed for each in self.ranks)
+    def _guesses(self) -> bool:
+        asked = self._supervisor.options.speculate > 0 and not self.embedding.only
+        return asked and not any(each.unguessed for each in self.ranks)
 
     def release(self) -> None:
         """Give away the requests that wait for ranks: they raise `ReleasedError`."""

@@ -19,7 +19,7 @@ from ferrule.engine.rank.driver.guesses import (
     Lookup,
     lookup_of,
 )
-from ferrule.engine.rank.driver.speculation import Speculation, StepCost
+from ferrule.engine.rank.driver.speculation import SELDOM, Speculation, StepCost
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.types import SamplingParams
 
@@ -142,6 +142,25 @@ def test_no_token_is_guessed_that_may_end_an_answer() -> None:
     long = sequence([*again, *again[:7]])
     long.long = True
     assert speculation.drafts(long, 8, 1) == (6, 5)
+
+
+def test_where_nothing_is_found_steps_need_not_wait_for_a_look() -> None:
+    speculation, one = Speculation(8, (), CONTEXT), sequence(list(range(SELDOM)))
+    assert not speculation.may_run_ahead(one)
+    for token in range(SELDOM):
+        assert speculation.drafts(one, 8, 1) == ()
+        one.tokens.append(100 + token)
+        one.cached += 1
+    waits = []
+    for token in range(4 * SELDOM):
+        waits.append(speculation.may_run_ahead(one))
+        one.tokens.append(token % 2)
+        one.cached += 1
+    assert waits.count(False) == 4
+    assert speculation.drafts(one, 8, 1) != ()
+    assert not speculation.may_run_ahead(one)
+    one.guesses.stop(len(one.tokens))
+    assert speculation.may_run_ahead(one)
 
 
 def test_steps_differ_until_their_cost_is_known() -> None:

@@ -71,13 +71,14 @@ def lookup_of(prompt: Sequence[int], predicted: Sequence[int]) -> Lookup:
 class Guesses:
     """Guesses of one sequence. ``true`` and ``false``: how many came true and did not, of which older ones count less;
     at first, what is assumed. ``steps``: that had some, since the last pause; ``resumes``: the number of its tokens at
-    which that ends."""
+    which that ends. ``missed``: how often in a row nothing was found."""
 
     true: float = _PRIOR[0]
     false: float = _PRIOR[1]
     steps: int = 0
     resumes: int = 0
     wait: int = FIRST_WAIT
+    missed: int = 0
     lookup: Lookup = field(default_factory=Lookup)
 
     @property

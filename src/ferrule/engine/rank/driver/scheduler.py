@@ -186,7 +186,7 @@ class Scheduler:
             sequence = self.by_identity.get(span.sequence)
             if sequence is None or sequence.cancelled or not span.sample:
                 return None
-            if self.speculation is not None and self.speculation.active(sequence):
+            if self.speculation is not None and not self.speculation.may_run_ahead(sequence):
                 return None
             tokens, most = len(sequence.tokens) + 1, sequence.params.max_tokens
             lengthened = limits.short is not None and not sequence.long and tokens > limits.short

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from ferrule.engine.rank.driver.guesses import TRIED
 from ferrule.engine.rank.sequence import Sequence
 
+SELDOM = 8
+"""After so many steps for which nothing was found, it is looked once in so many tokens where looking costs time."""
 _KEPT = 0.97
 """By which what was measured of a step counts less with each one after it."""
 _ALIKE = 4.0
@@ -81,6 +83,12 @@ class Speculation:
         """Whether tokens of it may be guessed now."""
         return len(sequence.tokens) >= sequence.guesses.resumes
 
+    def may_run_ahead(self, sequence: Sequence) -> bool:
+        """Whether its next step may begin before the token is known by which what follows would be looked up: its
+        guesses pause, or nothing was found lately and now is not one of the times to look."""
+        missing = sequence.guesses.missed >= SELDOM and len(sequence.tokens) % SELDOM != 0
+        return missing or not self.active(sequence)
+
     def drafts(self, sequence: Sequence, most: int, answers: int) -> tuple[int, ...]:
         """Guesses, at most so many, for a step that brings the last token of ``sequence`` and those of so many
         ``answers``: none that could be the last one of its answer, or makes it a long one."""
@@ -98,6 +106,7 @@ class Speculation:
         if self.cost.alike and self.cost.tokens >= answers * count:
             count = -(-count // 2)  # so that steps differ
         found = sequence.guesses.lookup.guess(sequence.tokens, min(count, most))
+        sequence.guesses.missed = 0 if found else sequence.guesses.missed + 1
         stops = sequence.params.stop_token_ids
         end = next((place for place, token in enumerate(found) if token in self.ends or token in stops), len(found))
         return found[:end]
