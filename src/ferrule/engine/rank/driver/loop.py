@@ -171,6 +171,7 @@ class Driver:
                 self._begin(order, matcher)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
         self.pools.keep(self.scheduler.by_identity)
+        self.scheduler.admit()  # so that those that are said to wait do
         self._report_load()
 
     def _begin(self, order: Add, matcher: Matcher | None) -> None:
