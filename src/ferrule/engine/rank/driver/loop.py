@@ -146,6 +146,8 @@ class Driver:
             self.since = time.perf_counter()
             self.prefixes.costs.took(self.since - begin, blocks=count)
             self.scheduler.have_read(sequence, batch, count)
+            if self.scheduler.answers():  # they do not wait for more at once
+                return
 
     def _take_requests(self, wait: float) -> None:
         """Take in what has come from the parent within ``wait`` seconds."""

@@ -115,6 +115,8 @@ class Scheduler:
             if self.limits.whole and tokens and len(tokens) + sequence.step > room:
                 break
             starts = not sequence.cached
+            if starts and self.prefixes.stored and any(seekers([sequence])):
+                continue  # more of it is to be read
             if starts:
                 sequence.cached = sequence.held.begin(self.prefixes, shared_keys(self.prefixes, sequence))
             count = sequence.step if self.limits.whole else min(sequence.step, room - len(tokens))
@@ -237,9 +239,17 @@ class Scheduler:
         """Whether blocks of a sequence may be on disk, and were not looked for: see `read_batch`."""
         return bool(self.prefixes.stored) and any(True for _ in seekers((*self.running, *self.waiting)))
 
+    def answers(self) -> int:
+        """How many sequences bring a token at each step."""
+        return sum(each.step == 1 for each in self.running)
+
     def read_batch(self) -> tuple[Sequence, Batch] | None:
-        """A batch of `Kind.READ` for a sequence, by `next_read`. No other may be under way."""
-        found = next_read(self.prefixes, (*self.running, *self.waiting), self.limits.cache_tokens - self._used())
+        """A batch of `Kind.READ` for a sequence, by `next_read`: no more than answers can wait for. No other may be
+        under way."""
+        seconds = self.pace.seconds_beside(answers, 1) if (answers := self.answers()) else None
+        most = None if seconds is None else max(1, int(seconds / self.prefixes.costs.read))
+        room = self.limits.cache_tokens - self._used()
+        found = next_read(self.prefixes, (*self.running, *self.waiting), room, most)
         if found is None:
             return None
         sequence, blocks = found

@@ -25,13 +25,14 @@ def seekers(sequences: Iterable[Sequence]) -> Iterator[Sequence]:
 
 
 def next_read(
-    prefixes: PrefixIndex, sequences: Iterable[Sequence], room: int
+    prefixes: PrefixIndex, sequences: Iterable[Sequence], room: int, most: int | None
 ) -> tuple[Sequence, tuple[Read, ...]] | None:
     """One of ``sequences``, and what is to be read for it; None where there is none, or where that would take longer
-    than to compute it. ``room``: tokens that may still be held."""
+    than to compute it. ``room``: tokens that may still be held. ``most``: blocks that may be read now; where there were
+    more they are sought again."""
     for sequence in list(seekers(sequences)):
-        sequence.held.sought = True
-        found = prefixes.to_read(shared_keys(prefixes, sequence), room)
+        found = prefixes.to_read(shared_keys(prefixes, sequence), room, most)
+        sequence.held.sought = most is None or len(found) < most
         if found:
             return sequence, found
     return None
