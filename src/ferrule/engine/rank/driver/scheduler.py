@@ -19,11 +19,11 @@ from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex, root_key
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
-from ferrule.engine.rank.driver.orders import OrdersToRanks
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
 from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.driver.stored import next_read, seekers, shared_keys
+from ferrule.engine.rank.driver.to_ranks import OrdersToRanks
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
