@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ferrule.engine.inter_token import InterTokenLimit, parse_inter_token_limit
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.cache.held import HeldBlocks
+from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex, root_key
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import FLOOR, Line, Pace
 from ferrule.engine.rank.driver.scheduler import Scheduler
@@ -185,6 +187,31 @@ def test_a_long_prompt_is_overtaken_by_no_more_tokens_than_it_has() -> None:
         load.step()
         computed += FLOOR
     assert 1000 <= computed <= 2 * 1000 + 200
+
+
+def test_blocks_are_read_from_disk_in_as_many_steps_as_answers_wait_for() -> None:
+    prompt = list(range(8 * BLOCK + 1))
+    prefixes = PrefixIndex(disk=100, stored=HeldBlocks(root_key("", long=False)).keys_of(prompt, 8))
+    prefixes.costs.read = 0.002
+    pace = Pace(InterTokenLimit(2.0), 0.01)
+    scheduler = Scheduler(Limits(512, 1 << 20, 8, 1 << 17), frozenset(), prefixes, pace)
+    reads: list[int] = []
+
+    def step() -> Batch:
+        if scheduler.seeks() and (found := scheduler.read_batch()) is not None:
+            reads.append(len(found[1].read))
+            scheduler.have_read(*found, reads[-1])
+        batch = scheduler.next_batch()
+        assert batch is not None
+        scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
+        return batch
+
+    scheduler.add(0, [1] * 20, ENDLESS)
+    step()
+    scheduler.add(1, prompt, ENDLESS)
+    spans = [[(span.sequence, span.seen) for span in step().spans] for _ in range(4)]
+    assert reads == [3, 3, 2]
+    assert spans[:3] == [[(0, 20)], [(0, 21)], [(0, 22), (1, 8 * BLOCK)]]
 
 
 @pytest.mark.parametrize("text", ["soon", "1x", "0.5x", "0", "0ms", "-3"])

@@ -30,7 +30,7 @@ BLOCK = 4
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("cache.prefix", "cache.held", "driver.scheduler"):
+        for module in ("cache.prefix", "cache.held", "driver.scheduler", "driver.stored"):
             patch.setattr(f"ferrule.engine.rank.{module}.BLOCK", BLOCK)
         yield
 

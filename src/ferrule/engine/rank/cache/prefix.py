@@ -182,12 +182,12 @@ class PrefixIndex:
             gone += 1
         return gone
 
-    def to_read(self, keys: Sequence[bytes], room: int) -> tuple[Read, ...]:
+    def to_read(self, keys: Sequence[bytes], room: int, most: int | None = None) -> tuple[Read, ...]:
         """Blocks of a sequence with ``keys`` that are to be read from disk, behind those in memory: where that is
         quicker than to compute them. ``room``: tokens that may still be held; more is made of blocks that no sequence
-        has."""
+        has. ``most``: so many blocks at most."""
         matched = self.match(keys)
-        wanted = list(takewhile(self.stored.__contains__, keys[len(matched) :]))
+        wanted = list(takewhile(self.stored.__contains__, keys[len(matched) :]))[:most]
         if wanted and self.costs.read >= self.costs.block:
             self.costs.read *= _FORGIVEN
             wanted = []

@@ -152,6 +152,8 @@ class Driver:
             self.since = time.perf_counter()
             self.prefixes.costs.took(self.since - begin, blocks=count)
             self.scheduler.have_read(sequence, batch, count)
+            if self.scheduler.answers():  # they do not wait for more at once
+                return
 
     def _take_requests(self, wait: float) -> None:
         """Take in what has come from the parent within ``wait`` seconds."""
@@ -178,6 +180,7 @@ class Driver:
                 self._begin(order, matcher)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
         self.pools.keep(self.scheduler.by_identity)
+        self.scheduler.admit()  # so that those that are said to wait do
         self._report_load()
 
     def _begin(self, order: Add, matcher: Matcher | None) -> None:

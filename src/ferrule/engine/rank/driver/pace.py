@@ -72,16 +72,20 @@ class Pace:
         self._tried = float(max(self.ridge, RIDGE) / _GROWTH)
         self._mixed = 0
 
+    def seconds_beside(self, answers: int, prompts: int) -> float | None:
+        """Seconds of a step of ``answers`` that may be spent on ``prompts``; None: any."""
+        alone = self.alone.at(answers)
+        longest = self.limit.step_seconds(alone, answers, prompts)
+        return None if longest is None else max(0.0, _MARGIN * longest - alone)
+
     def beside(self, answers: int, prompts: int) -> int | None:
         """Tokens that a step of ``answers`` may have of ``prompts``, which wait; None: as many as there is room for. 0
         where it is to be measured what the answers take alone."""
-        alone = self.alone.at(answers)
-        longest = self.limit.step_seconds(alone, answers, prompts)
-        if longest is None:
+        left = self.seconds_beside(answers, prompts)
+        if left is None:
             return None
         if self._mixed >= _ALONE_EVERY:
             return 0
-        left = _MARGIN * longest - alone
         count = min(left / self.token, _GROWTH * self._tried) if self.token > 0 else 0.0
         return max(FLOOR, int(count))
 

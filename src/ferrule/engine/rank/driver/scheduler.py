@@ -9,7 +9,7 @@ computed again later from its tokens.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from ferrule.engine.rank.batch import Batch, Kind, Picture, Span
 from ferrule.engine.rank.cache.held import HeldBlocks
-from ferrule.engine.rank.cache.prefix import BLOCK, Orders, PrefixIndex, root_key
+from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex, root_key
 from ferrule.engine.rank.driver.guesses import lookup_of
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
@@ -25,6 +25,8 @@ from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
 from ferrule.engine.rank.driver.spans import adapters_of, axes_of, load_of
 from ferrule.engine.rank.driver.speculation import Speculation
+from ferrule.engine.rank.driver.stored import next_read, seekers, shared_keys
+from ferrule.engine.rank.driver.to_ranks import OrdersToRanks
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import FinishReason, SamplingParams
@@ -43,13 +45,15 @@ class Scheduler:
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     by_identity: dict[int, Sequence] = field(default_factory=dict)
-    _released: list[int] = field(default_factory=list)
     _under_way: list[int] = field(default_factory=list)  # sequences of each batch
     _embedding: bool = False
     _adapted: bool = False  # whether any sequence so far has had an adapter
     _seeing: bool = False  # or images
     hits: int = 0
     """Tokens of prompts that were not computed."""
+
+    def __post_init__(self) -> None:
+        self._orders = OrdersToRanks(self.prefixes)
 
     def add(
         self,
@@ -92,7 +96,7 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """The next batch, or None where every sequence is under way or there is none. Sequences that are embedded are
         in batches of their own, in turns with those of others."""
-        self._admit()
+        self.admit()
         for sequence in self.running:
             self._lengthen(sequence)
         spans: list[Span] = []
@@ -119,8 +123,10 @@ class Scheduler:
             if self.limits.whole and tokens and len(tokens) + sequence.step > room:
                 break
             starts = not sequence.cached
+            if starts and self.prefixes.stored and any(seekers([sequence])):
+                continue  # more of it is to be read
             if starts:
-                sequence.cached = sequence.held.begin(self.prefixes, self._keys(sequence))
+                sequence.cached = sequence.held.begin(self.prefixes, shared_keys(self.prefixes, sequence))
             count = sequence.step if self.limits.whole else min(sequence.step, room - len(tokens))
             if sequence.scores(count):
                 count = min(count, scored)
@@ -154,7 +160,7 @@ class Scheduler:
         overtake(prompts, {span.sequence: span.tokens for span in spans})
         kind = Kind.EMBED if self._embedding else Kind.RUN
         batch = self._batch(spans, tokens, kind)
-        return self._ordered(structs.replace(batch, pictures=tuple(pictures)))
+        return self._orders.with_batch(structs.replace(batch, pictures=tuple(pictures)))
 
     def _batch(self, spans: Tokens[Span], tokens: Tokens[int], kind: Kind = Kind.RUN) -> Batch:
         """Of ``spans``, without orders."""
@@ -195,11 +201,11 @@ class Scheduler:
             spans.append(Span(sequence.identity, tokens - 1, 1, True))
         if not self._free(len(spans)):
             return None
-        return self._with_orders(self._batch(spans, (0,) * len(spans)))
+        return self._orders.on(self._batch(spans, (0,) * len(spans)))
 
     def begin(self, batch: Batch) -> None:
         """``batch``, of `following`, was started before the one that it follows was complete, as that is now."""
-        self._told(batch)
+        self._orders.told(batch)
         self._under_way.append(len(batch.spans))
         for span in batch.spans:
             sequence = self.by_identity.get(span.sequence)
@@ -267,25 +273,31 @@ class Scheduler:
 
     def idle_batch(self) -> Batch:
         """What the ranks are to do, when no batch follows that would say so."""
-        return self._ordered(Batch(kind=Kind.IDLE))
+        return self._orders.with_batch(Batch(kind=Kind.IDLE))
 
     def seeks(self) -> bool:
         """Whether blocks of a sequence may be on disk, and were not looked for: see `read_batch`."""
-        return bool(self.prefixes.stored) and any(True for _ in self._seekers())
+        return bool(self.prefixes.stored) and any(True for _ in seekers((*self.running, *self.waiting)))
+
+    def answers(self) -> int:
+        """How many sequences bring a token at each step."""
+        return sum(each.step == 1 for each in self.running)
 
     def read_batch(self) -> tuple[Sequence, Batch] | None:
-        """A batch of `Kind.READ` that reads what a sequence can begin with; None where there is none, or where that
-        would take longer than to compute it. No other may be under way."""
-        for sequence in list(self._seekers()):
-            sequence.held.sought = True
-            found = self.prefixes.to_read(self._keys(sequence), self.limits.cache_tokens - self._used())
-            if found:
-                return sequence, self._ordered(Batch(kind=Kind.READ, read=found))
-        return None
+        """A batch of `Kind.READ` for a sequence, by `next_read`: no more than answers can wait for. No other may be
+        under way."""
+        seconds = self.pace.seconds_beside(answers, 1) if (answers := self.answers()) else None
+        most = None if seconds is None else max(1, int(seconds / self.prefixes.costs.read))
+        room = self.limits.cache_tokens - self._used()
+        found = next_read(self.prefixes, (*self.running, *self.waiting), room, most)
+        if found is None:
+            return None
+        sequence, blocks = found
+        return sequence, self._orders.with_batch(Batch(kind=Kind.READ, read=blocks))
 
     def have_read(self, sequence: Sequence, batch: Batch, count: int) -> None:
         """All ranks have read the first ``count`` blocks of ``batch``, of `read_batch`."""
-        self.prefixes.have_read(self._keys(sequence), batch.read, count)
+        self.prefixes.have_read(shared_keys(self.prefixes, sequence), batch.read, count)
 
     def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         params = sequence.params
@@ -312,7 +324,8 @@ class Scheduler:
         missing = self._used() + count - self.limits.cache_tokens
         return missing <= 0 or self.prefixes.evict(-(-missing // BLOCK)) * BLOCK >= missing
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Let those that wait run, as far as there are places and room."""
         while self.waiting:
             self._give_way()
             if len(self.running) >= self.limits.sequences:
@@ -351,7 +364,7 @@ class Scheduler:
         if border is None or sequence.long or sequence.pending or len(sequence.tokens) <= border:
             return
         if sequence.cached:
-            self._released.append(sequence.identity)
+            self._orders.released.append(sequence.identity)
         self._restart(sequence)
         sequence.held.lengthen()
         sequence.long, sequence.whole = True, border + 1
@@ -359,7 +372,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         if sequence.cached:
-            self._released.append(sequence.identity)
+            self._orders.released.append(sequence.identity)
         self._restart(sequence)
         sequence.preempted = True
         self.waiting.append(sequence)
@@ -369,46 +382,12 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             if sequence.cached:
-                self._released.append(sequence.identity)
+                self._orders.released.append(sequence.identity)
             self._restart(sequence)
         else:
             self.waiting.remove(sequence)
-
-    def _keys(self, sequence: Sequence) -> list[bytes]:
-        """Of the blocks that ``sequence`` may begin with: its last token is computed, and so are all whose
-        log-probabilities are wanted."""
-        if not self.prefixes.enabled or not sequence.shares or sequence.scores(sequence.prompt):
-            return []
-        return sequence.held.keys_of(sequence.tokens, (len(sequence.tokens) - 1) // BLOCK)
 
     def _restart(self, sequence: Sequence) -> None:
         """It is to be computed from its first token on, if it has not ended."""
         sequence.held.end(self.prefixes)
         sequence.cached = sequence.rejected = 0
-
-    def _seekers(self) -> Iterator[Sequence]:
-        """Sequences that have not begun, and for which blocks were not looked for on disk."""
-        for sequence in (*self.running, *self.waiting):
-            if sequence.shares and not (sequence.cached or sequence.pending or sequence.held.sought):
-                yield sequence
-
-    def _with_orders(self, batch: Batch) -> Batch:
-        orders = self.prefixes.orders()
-        return structs.replace(
-            batch,
-            released=tuple(self._released),
-            kept=orders.kept,
-            dropped=orders.dropped,
-            forgotten=orders.forgotten,
-        )
-
-    def _told(self, batch: Batch) -> None:
-        """The ranks are told ``batch``."""
-        del self._released[: len(batch.released)]
-        self.prefixes.told(Orders(batch.kept, batch.dropped, batch.forgotten))
-
-    def _ordered(self, batch: Batch) -> Batch:
-        """``batch`` with all that the ranks are to do before it, which they are told so."""
-        told = self._with_orders(batch)
-        self._told(told)
-        return told

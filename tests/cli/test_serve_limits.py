@@ -1,4 +1,4 @@
-"""What `ferrule serve` takes and says of its prefix cache."""
+"""What `ferrule serve` takes of its prefix cache and of how long requests wait, and what it says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from fake_engine import FakeEngine
 from rich.console import Console
+from typer.testing import CliRunner
 
 from ferrule.cli.display import show_ready
+from ferrule.cli.main import app
 from ferrule.cli.serving.options import prefix_disk_of
 from ferrule.engine import EngineOptions
 from ferrule.errors import ConfigError
@@ -30,3 +32,16 @@ def test_a_model_without_one_is_served_with_the_reason(reason: str | None) -> No
     with console.capture() as told:
         show_ready(console, engine, "127.0.0.1", 8420, with_key=False)
     assert told.get().count("no prefix cache: layers with a recurrent state") == (reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--inter-token-limit", "1x"), "give more than 1x"),
+        (("--max-queue-time", "0"), "give off for no limit"),
+    ],
+)
+def test_limits_of_waiting_that_mean_nothing_are_refused_first(flags: tuple[str, str], said: str) -> None:
+    refused = CliRunner().invoke(app, ["serve", "demo", "--here", *flags])
+    assert refused.exit_code == 2
+    assert said in " ".join(refused.output.split())
