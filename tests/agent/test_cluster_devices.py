@@ -21,7 +21,8 @@ def test_the_planner_chooses_devices_of_hosts_and_others_when_one_stays_lost(emu
         hosts = Hosts(lab, tmp_path)
         token = token_in(hosts.run(0, "up", "--no-mdns"))
         hosts.run(1, "up", "--no-mdns", "--join", token)
-        hosts.run(0, "serve", "demo", "--dtype", "float32", "--device", "xpu,emulated:0,emulated:1", timeout=180)
+        options = ("--dtype", "float32", "--device", "xpu,emulated:0,emulated:1", "--no-standby")
+        hosts.run(0, "serve", "demo", *options, timeout=180)
         (row,) = hosts.models(0)
         assert row.state == "ready"
         assert row.strategy == "single"

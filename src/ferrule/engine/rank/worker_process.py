@@ -62,18 +62,16 @@ def _instead(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
 
 def _decide_what_is_absent() -> None:
     """Let transformers ask anew, and remember: what it imports now must fit what it believes from then on."""
-    absent = (
-        import_utils.is_scipy_available,
-        import_utils.is_accelerate_available,
-        import_utils.is_torch_distributed_available,
-    )
+    absent = ("is_scipy_available", "is_accelerate_available", "is_torch_distributed_available")
     with (
         _instead(vars(import_utils), "_is_package_available", lambda name, return_version=False: (False, "0")),
         _instead(vars(torch.distributed), "is_available", lambda: False),
     ):
-        for asked in absent:
-            asked.cache_clear()  # `import transformers` has asked already
-            asked()
+        for name in absent:
+            asked: Any = getattr(import_utils, name, None)
+            if hasattr(asked, "cache_clear"):
+                asked.cache_clear()  # `import transformers` has asked already
+                asked()
 
 
 @contextmanager

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 MAX_AGE_SECONDS = 30 * 86400.0
 TIMEOUT = 120.0
-_VERSION: Final = 2
+_VERSION: Final = 3
 _MAX_ENTRIES = 50
 _LOCK_SECONDS = 2.0
 _PACKAGES = ("torch", "transformers", "numpy")
@@ -64,7 +64,7 @@ print(json.dumps(found))
 class _Store(FileRecord, frozen=True, tag="measured-devices"):
     """The file in which figures are remembered, by `_key`."""
 
-    version: Literal[2]
+    version: Literal[3]
     devices: dict[str, Figures]
 
 
