@@ -110,7 +110,9 @@ def held_bytes(blueprint: Blueprint, checkpoint: Checkpoint) -> int:
     """Of this rank's part in memory, about: as it is stored where it is multiplied so, else as numbers."""
     total = 0
     for name, empty in targets(blueprint.model):
-        recipe = _recipe(blueprint, name)
+        recipe = blueprint.made_of.get(blueprint.aliases.get(name, name))
+        if recipe is None:  # missing, which is said when it is loaded
+            continue
         stored = [checkpoint.tensors[key] for keys in recipe.sources.values() for key in keys]
         if all(isinstance(each.format, GroupedFormat) for each in stored):
             total += stored_bytes(recipe, blueprint.slicings.get(name), checkpoint)

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import shutil
+import weakref
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -71,10 +72,12 @@ class MatrixFile:
         self._end = 0
         self._writing: int | None = None
         self._writer: int | None = None
+        self._unlock: weakref.finalize[[int], MatrixFile] | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._unlock = weakref.finalize(self, os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)
             if not self._read():
                 self._writer = hold(path / _WRITER, LOCK_SECONDS)
                 if self._writer is None:
@@ -84,6 +87,7 @@ class MatrixFile:
                 else:
                     self._begin()
         except OSError as error:
+            self.close()
             raise self._unusable(error) from None
 
     def kept(self, name: str, dtype: torch.dtype) -> PackedMatrix | None:
@@ -168,7 +172,8 @@ class MatrixFile:
             os.close(self._writing)
             self._writing = None
         self._let_go()
-        os.close(self._lock)
+        if self._unlock is not None:
+            self._unlock()
 
     def _let_go(self) -> None:
         """Others may write."""

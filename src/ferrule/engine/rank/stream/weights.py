@@ -16,7 +16,7 @@ import torch
 from ferrule._native import WeightFile, WeightPool
 from ferrule.config import environment, model_settings
 from ferrule.engine.options import RankOptions
-from ferrule.engine.rank.step.operations import Description, Experts, HeadProduct, Product, head_part
+from ferrule.engine.rank.step.operations import Description, Embed, Experts, HeadProduct, Operation, Product, head_part
 from ferrule.engine.rank.stream.disk import PAGE, READERS
 from ferrule.engine.rank.stream.matrix_file import MatrixFile
 from ferrule.engine.rank.stream.window import Layers, Pace, Window, least_room, plan_window
@@ -46,34 +46,28 @@ class LayerNames:
 
 def layer_names(description: Description) -> list[LayerNames]:
     """By layer; without matrices that something else needs, too."""
+    uses = Counter(name for each in description.operations for name in _matrices(each))
     found = []
     for first, last in description.spans:
-        dense: list[str] = []
-        experts: list[tuple[str, ...]] = []
-        chosen = 0
-        for each in description.operations[first:last]:
-            match each:
-                case Product():
-                    dense += each.matrices
-                case HeadProduct():
-                    dense += [head_part(each.weight, each.part, head) for head in range(each.heads)]
-                case Experts():
-                    experts += [(f"{each.gate_up}[{i}]", f"{each.down}[{i}]") for i in range(each.held)]
-                    chosen = each.chosen
-        found.append(LayerNames(tuple(dense), tuple(experts), chosen))
-    outside = {name for each in description.operations if isinstance(each, Product) for name in each.matrices}
-    inside = Counter(name for layer in found for name in layer.dense)
-    of_ends = {
-        name
-        for place, each in enumerate(description.operations)
-        if not any(first <= place < last for first, last in description.spans)
-        for name in (*getattr(each, "matrices", ()), getattr(each, "table", ""))
-    }
-    kept_out = {name for name in outside if inside[name] > 1} | of_ends
-    return [
-        LayerNames(tuple(name for name in layer.dense if name not in kept_out), layer.experts, layer.chosen)
-        for layer in found
-    ]
+        operations = description.operations[first:last]
+        dense = tuple(name for each in operations for name in _matrices(each) if uses[name] == 1)
+        mixtures = [each for each in operations if isinstance(each, Experts)]
+        experts = tuple((f"{each.gate_up}[{i}]", f"{each.down}[{i}]") for each in mixtures for i in range(each.held))
+        found.append(LayerNames(dense, experts, max((each.chosen for each in mixtures), default=0)))
+    return found
+
+
+def _matrices(operation: Operation) -> tuple[str, ...]:
+    """What it needs for all tokens."""
+    match operation:
+        case Embed():
+            return (operation.table,)
+        case Product():
+            return operation.matrices
+        case HeadProduct():
+            heads = range(operation.heads)
+            return tuple(head_part(operation.weight, operation.part, head) for head in heads)
+    return ()
 
 
 class StreamedWeights:
