@@ -132,14 +132,12 @@ class ImageInput:
     """One image of a prompt, as the model's processor made it.
 
     ``begin``: where its placeholders begin in the prompt; ``tokens``: how many of the prompt's tokens it covers.
-    ``features``: the processor's tensors (``pixel_values``, ``image_grid_thw`` ...). ``digest``: SHA-256 of them, by
-    which images are told apart.
+    ``features``: the processor's tensors (``pixel_values``, ``image_grid_thw`` ...).
     """
 
     begin: int
     tokens: int
     features: Mapping[str, Feature]
-    digest: bytes
 
 
 @dataclass(frozen=True)

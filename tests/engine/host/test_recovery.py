@@ -398,7 +398,7 @@ def test_what_is_known_of_a_prompt_is_not_asked_again_and_kept_once() -> None:
 def test_the_images_of_a_prompt_come_again_after_a_crash() -> None:
     requests = Requests()
     feature = Feature("float32", (2, 600_000), bytes(4_800_000))
-    images = (ImageInput(1, 2, {"pixel_values": feature}, b"digest"),)
+    images = (ImageInput(1, 2, {"pixel_values": feature}),)
     request = requests.add((5, 6, 6), SamplingParams(), images=images)
     for _ in range(2):
         *pieces, order = request.messages()

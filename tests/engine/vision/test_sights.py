@@ -28,7 +28,7 @@ CONFIG: Any = SimpleNamespace(
 def image(begin: int, rows: int, columns: int) -> ImageInput:
     """Of so many patches."""
     grid = Feature("int64", (1, 3), np.array([1, rows, columns]).tobytes())
-    return ImageInput(begin, rows * columns // 4, {"image_grid_thw": grid}, b"")
+    return ImageInput(begin, rows * columns // 4, {"image_grid_thw": grid})
 
 
 def prompt(text: int, *images: ImageInput) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,7 +77,7 @@ class SeeingEngine(FakeEngine):
         for piece, image in zip(text.split(MARK), [*images, None], strict=True):
             tokens += self.tokenizer.encode(piece)
             if image is not None:
-                inputs.append(ImageInput(len(tokens), TOKENS, {}, hashlib.sha256(image).digest()))
+                inputs.append(ImageInput(len(tokens), TOKENS, {}))
                 tokens += mark * TOKENS
         return ImagePrompt(tuple(tokens), tuple(inputs))
 

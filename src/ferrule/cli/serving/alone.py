@@ -41,20 +41,13 @@ def run_alone(
     aliases: Aliases,
 ) -> None:
     """Serve one model on this machine until it is stopped."""
-    from ferrule.cli.display import Loading, show_ready
+    from ferrule.cli.display import Loading
     from ferrule.engine import start
     from ferrule.engine.host.speed import speed_of
 
-    speed: Speed | None = None
-
-    async def load() -> Engine:
-        nonlocal speed
+    async def load() -> tuple[Engine, Speed | None]:
         with Loading(console) as loading:
             engine = await start(options, loading, planner=planner.about, choose_plan=place.plan)
-            speed = await speed_of(engine, None if place.machine is None else place.machine.device)
-            return engine
+            return engine, await speed_of(engine, None if place.machine is None else place.machine.device)
 
-    def ready(engine: Engine) -> None:
-        show_ready(console, engine, front.host, front.port, with_key=front.keyed, tls=front.tls, speed=speed)
-
-    front.run(load, ready, tool_parser=tool_parser, aliases=aliases)
+    front.run_engine(console, load, tool_parser=tool_parser, aliases=aliases)

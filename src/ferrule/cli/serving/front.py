@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ferrule.serve.keys.record import read_keys
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ferrule.engine import Engine
+    from ferrule.engine.host.speed import Speed
     from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
 
@@ -38,6 +42,24 @@ class Front:
     def keyed(self) -> bool:
         """Whether clients need a key."""
         return self.api_key is not None or read_keys(self.keys) is not None
+
+    def run_engine(
+        self, console: Console, load: Callable[[], Awaitable[tuple[Engine, Speed | None]]], **options: Any
+    ) -> None:
+        """Serve the engine that ``load`` starts, as `run`; once it is ready say so, and how fast it was found to be."""
+        from ferrule.cli.display import show_ready
+
+        speed: Speed | None = None
+
+        async def loaded() -> Engine:
+            nonlocal speed
+            engine, speed = await load()
+            return engine
+
+        def ready(engine: Engine) -> None:
+            show_ready(console, engine, self.host, self.port, with_key=self.keyed, tls=self.tls, speed=speed)
+
+        self.run(loaded, ready, **options)
 
     def run(self, load: Callable[[], Awaitable[Any]], on_ready: Callable[[Any], None], **options: Any) -> None:
         """Serve what ``load`` loads until it is stopped. ``options``: further ones of `ferrule.serve.server.serve`."""

@@ -35,15 +35,12 @@ def run_replicas(
     console: Console, options: EngineOptions, count: int, *, split: bool, front: Front, **served: Any
 ) -> None:
     """Until it is stopped. ``count``: 0 for as many as are best. ``served``: further options of `Front.run`."""
-    from ferrule.cli.display import Loading, show_ready
+    from ferrule.cli.display import Loading
     from ferrule.engine.host.prepare import in_background, prepared
     from ferrule.engine.host.speed import speed_of
     from ferrule.engine.replicas.start import start_replicas
 
-    speed: Speed | None = None
-
-    async def load() -> Engine:
-        nonlocal speed
+    async def load() -> tuple[Engine, Speed | None]:
         with Loading(console) as loading:
             model = await prepared(options, on_progress=loading)
         model, places = await in_background(lambda: places_of(console, options, model, count, split=split))
@@ -51,13 +48,9 @@ def run_replicas(
             console.print(f"--replicas auto: {len(places)} by the planner's count", style="dim", highlight=False)
         with Loading(console) as loading:
             engine = await start_replicas(model, places, loading)
-            speed = await speed_of(engine, None)
-            return engine
+            return engine, await speed_of(engine, None)
 
-    def ready(engine: Engine) -> None:
-        show_ready(console, engine, front.host, front.port, with_key=front.keyed, tls=front.tls, speed=speed)
-
-    front.run(load, ready, **served)
+    front.run_engine(console, load, **served)
 
 
 def places_of(

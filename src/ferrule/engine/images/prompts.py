@@ -102,7 +102,7 @@ class ImagePrompts:
         images, seen = [], 0
         for found, each in zip(reads, placeholders, strict=True):
             begin, last = places[seen], places[seen + each.rows - 1]
-            images.append(ImageInput(begin, last + 1 - begin, found.features, found.digest))
+            images.append(ImageInput(begin, last + 1 - begin, found.features))
             seen += each.rows
         return images
 

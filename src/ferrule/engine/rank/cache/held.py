@@ -10,13 +10,10 @@ from ferrule.engine.rank.cache.prefix import BLOCK, Block, PrefixIndex, block_ke
 
 @dataclass
 class HeldBlocks:
-    """``root``: of `root_key`. ``extras``: of what tokens alone do not say, such as an image, the place of the first
-    token that is made of it, and its digest. ``keys``: of the sequence's blocks, as far as they were asked for.
-    ``reused``: tokens that it began with the first time, None before. ``sought``: blocks for it were looked for on
-    disk."""
+    """``root``: of `root_key`. ``keys``: of the sequence's blocks, as far as they were asked for. ``reused``: tokens
+    that it began with the first time, None before. ``sought``: blocks for it were looked for on disk."""
 
     root: bytes
-    extras: tuple[tuple[int, bytes], ...] = ()
     keys: list[bytes] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     reused: int | None = None
@@ -26,9 +23,8 @@ class HeldBlocks:
         """Keys of the first ``count`` blocks of ``tokens``, which only grow from one call to the next."""
         while len(self.keys) < count:
             start = BLOCK * len(self.keys)
-            extra = b"".join(digest for place, digest in self.extras if start <= place < start + BLOCK)
             parent = self.keys[-1] if self.keys else self.root
-            self.keys.append(block_key(parent, tokens[start : start + BLOCK], extra))
+            self.keys.append(block_key(parent, tokens[start : start + BLOCK]))
         return self.keys[:count]
 
     def begin(self, index: PrefixIndex, keys: Sequence[bytes]) -> int:

@@ -35,13 +35,9 @@ def root_key(adapter: str, *, long: bool) -> bytes:
     return blake2b(adapter.encode(), digest_size=KEY_BYTES, person=b"long" if long else b"").digest()
 
 
-def block_key(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
-    """Key of the block of ``tokens`` that follows the one of key ``parent``, or a root. ``extra``: a digest of what
-    else its keys and values are made of, such as the pixels behind an image's tokens."""
-    digest = blake2b(parent, digest_size=KEY_BYTES)
-    digest.update(array("q", tokens).tobytes())
-    digest.update(extra)
-    return digest.digest()
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Key of the block of ``tokens`` that follows the one of key ``parent``, or a root."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 @dataclass(eq=False)
