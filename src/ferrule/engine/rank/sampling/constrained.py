@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.grammar import GrammarError, grammar_tokenizer, open_matcher, told
+from ferrule.engine.rank.sampling.numbers import Numbers, Texts
 from ferrule.engine.types import Constraint
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ _BIASES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1
 
 
 class Opened(NamedTuple):
-    """A matcher after the tokens that an answer has, and the places of those that were forced."""
+    """A matcher after the tokens that an answer has, the places of those that were forced, and its numbers in JSON."""
 
     matcher: LLMatcher
     forced: frozenset[int]
+    numbers: Numbers | None
 
 
 class Grammars:
@@ -43,6 +45,7 @@ class Grammars:
         self._opening = ThreadPoolExecutor(1, thread_name_prefix="ferrule-grammar")
         self._masking = ThreadPoolExecutor(1, thread_name_prefix="ferrule-mask")
         self._tokenizer: Future[LLTokenizer] | None = None
+        self._texts: Texts | None = None
 
     def learn(self, tokenizer: str) -> None:
         """Take the model's tokenizer, as ``tokenizer.json`` has it; it comes before the first constraint."""
@@ -56,13 +59,19 @@ class Grammars:
     def _opened(self, constraint: Constraint, made: tuple[int, ...], skips: bool) -> Opened:
         if self._tokenizer is None:
             raise GrammarError("the ranks did not get the tokenizer for it; please report this")
-        matcher = open_matcher(self._tokenizer.result(), constraint)
+        tokenizer = self._tokenizer.result()
+        matcher, numbers = open_matcher(tokenizer, constraint), None
+        if constraint.kind == "json_schema":
+            self._texts = self._texts or Texts(tokenizer, self._vocabulary)
+            numbers = Numbers(self._texts)
         forced = set[int]()
         for place, token in enumerate(made):
             if skips and place and not forced & {place - 1, place}:  # as `Matcher.go_on`, after each that was sampled
                 forced.update(range(place, min(place + len(matcher.compute_ff_tokens()), len(made))))
             matcher.consume_token(token)
-        return Opened(matcher, frozenset(forced))
+            if numbers is not None:
+                numbers.took(token)
+        return Opened(matcher, frozenset(forced), numbers)
 
 
 class Matcher:
@@ -86,7 +95,7 @@ class Matcher:
 
     def begin(self) -> None:
         """Compute the first mask. Raises `GrammarError` where the grammar cannot be compiled."""
-        self._matcher, self.forced = self._opened.result()
+        self._matcher, self.forced, self._numbers = self._opened.result()
         self._computing = self._threads.submit(self._compute)
 
     def bias(self) -> Tensor:
@@ -101,6 +110,7 @@ class Matcher:
         """The answer goes on with ``token``."""
         self._bias = None
         self._matcher.consume_token(token)
+        self._note(token)
 
     def go_on(self) -> list[int]:
         """Have the next mask computed, if another thread should. Returns the tokens that are forced to come before, as
@@ -108,6 +118,7 @@ class Matcher:
         forced = self._matcher.compute_ff_tokens() if self._skips else []
         if forced:
             self._matcher.consume_tokens(forced)
+            self._note(*forced)
         if self._seconds > HANDOVER:
             self._computing = self._threads.submit(self._compute)
         return forced
@@ -118,5 +129,12 @@ class Matcher:
         if self._matcher.is_error():
             raise GrammarError(told(self._matcher))
         bias = torch.from_numpy(_BIASES.take(bits, axis=0).reshape(-1)[: self._vocabulary])
+        if self._numbers is not None:
+            bias = self._numbers.bounded(bias)
         self._seconds += _NEWEST * (min(time.perf_counter() - begin, _OUTLIER) - self._seconds)
         return bias
+
+    def _note(self, *tokens: int) -> None:
+        if self._numbers is not None:
+            for token in tokens:
+                self._numbers.took(token)

@@ -1,0 +1,65 @@
+"""Numbers in answers of JSON that do not end: a small model goes on with their digits until its context is full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+MOST_DIGITS = 40
+"""In a row: those of any integer of 128 bits, and more than twice those that tell a double from its neighbours."""
+_DIGITS = frozenset(b"0123456789")
+_QUOTE, _BACKSLASH = b'"\\'
+
+
+class Place(NamedTuple):
+    """End of a text in JSON: ``quoted``, in a string; ``escaped``, behind its backslash; ``digits``: of a number."""
+
+    quoted: bool = False
+    escaped: bool = False
+    digits: int = 0
+
+    def after(self, text: bytes) -> Place:
+        quoted, escaped, digits = self
+        for each in text:
+            digits = digits + 1 if not quoted and each in _DIGITS else 0
+            if escaped:
+                escaped = False
+            elif quoted and each == _BACKSLASH:
+                escaped = True
+            elif each == _QUOTE:
+                quoted = not quoted
+        return Place(quoted, escaped, digits)
+
+
+class Texts:
+    """Bytes of tokens. ``digits`` (vocabulary,): whether each begins with one; 200,000 take 0.1 s."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self.digits = torch.tensor([self.of(token)[:1].isdigit() for token in range(vocabulary)])
+
+    def of(self, token: int) -> bytes:
+        return self._tokenizer.decode_bytes([token])
+
+
+class Numbers:
+    """Place of an answer, after the tokens that it has."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts, self._place = texts, Place()
+
+    def took(self, token: int) -> None:
+        self._place = self._place.after(self._texts.of(token))
+
+    def bounded(self, bias: Tensor) -> Tensor:
+        """``bias`` (vocabulary,) of the next token, where a number has as many digits as it may have without more of
+        them, if anything else may follow."""
+        if self._place.digits < MOST_DIGITS:
+            return bias
+        found = bias.masked_fill(self._texts.digits, -torch.inf)
+        return found if bool(found.isfinite().any()) else bias
