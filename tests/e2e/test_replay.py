@@ -11,12 +11,14 @@ from typing import Any, cast
 
 import pytest
 from tiny_models import CONFIGS, RECURRENT, long_rope, make
+from uneven_plans import alone, plan_of, shares_of
 
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.source import describe, read_config
-from ferrule.plan import make_plan
+from ferrule.model import ModelSpec
+from ferrule.plan import Plan, make_plan
 
 TOKENS, KILLED_AT = 40, 20
 PROMPTS = ([5, 17, 99, 42, 8, 77, 23, 64, 12, 90, 31, 7, 55], [11, 3, 120])
@@ -67,16 +69,32 @@ def test_an_answer_goes_on_after_a_rank_was_killed(name: str, split: tuple[int, 
     make(name, tmp_path, **CHANGES.get(name, {}))
     spec = describe(tmp_path, read_config(tmp_path))
     plan = make_plan(spec, tensor=split[0], pipeline=split[1])
-    model = PreparedModel(tmp_path, spec, plan, cast(Any, None), SamplingParams(), frozenset(), "")
+    answered(tmp_path, spec, plan, killed=True, cache=CACHES.get(name, "auto"))
+
+
+@pytest.mark.slow
+def test_whole_experts_on_stages_of_different_width_answer_as_one_rank(tmp_path: Path) -> None:
+    """Unequal ranks, attention cut and then whole, and a rank killed."""
+    make("qwen3_moe", tmp_path)
+    spec = describe(tmp_path, read_config(tmp_path))
+    plan = plan_of(spec, shares_of(spec, (2.0, 1.0), (1.0, 2.0)), alone(1.0), experts=True)
+    assert answered(tmp_path, spec, plan, killed=True)[0] == answered(tmp_path, spec, make_plan(spec), killed=False)[0]
+
+
+def answered(directory: Path, spec: ModelSpec, plan: Plan, *, killed: bool, cache: str = "auto") -> list[list[int]]:
+    """Answers to all prompts at once, which are the same when a rank is ``killed`` meanwhile."""
+    model = PreparedModel(directory, spec, plan, cast(Any, None), SamplingParams(), frozenset(), "")
     victim = plan.world_size - 1
 
-    async def body() -> None:
-        options = EngineOptions(str(tmp_path), self_test=False, threads=1, kv_cache=CACHES.get(name, "auto"))
+    async def body() -> list[list[int]]:
+        options = EngineOptions(str(directory), self_test=False, threads=1, kv_cache=cache)
         engine = LocalEngine(options, model, LocalPlanner())
         try:
             await engine.load(None)
             whole = await answers(engine)
             assert [len(answer) for answer in whole] == [TOKENS] * len(PROMPTS)
+            if not killed:
+                return whole
             before = [rank.pid for rank in engine.ranks]
             assert await answers(engine, victim) == whole
             last = engine.health().last_recovery
@@ -84,10 +102,11 @@ def test_an_answer_goes_on_after_a_rank_was_killed(name: str, split: tuple[int, 
             assert (last.requests, f"rank {victim} was killed" in last.cause) == (len(PROMPTS), True)
             assert last.kept == tuple(range(victim))
             assert [engine.ranks[rank].pid == before[rank] for rank in range(victim + 1)] == [True] * victim + [False]
+            return whole
         finally:
             await engine.close()
 
-    asyncio.run(body())
+    return asyncio.run(body())
 
 
 @pytest.mark.slow

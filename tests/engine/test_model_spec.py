@@ -13,6 +13,7 @@ from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import COMMON, CONFIGS, COUNTED, RECURRENT, SEEING, make
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
+from uneven_plans import alone, plan_of
 
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
 from ferrule.engine.devices import open_device
@@ -25,7 +26,7 @@ from ferrule.model.count import count, expected
 from ferrule.model.families.family import FAMILIES
 from ferrule.model.families.shape import read_shape
 from ferrule.model.storage import named_format
-from ferrule.plan import BUILT_IN_ENGINE, make_plan
+from ferrule.plan import BUILT_IN_ENGINE, Plan, make_plan
 from ferrule.plan.cost import weight_bytes
 from ferrule.plan.runtime import MIXER_CALLS, compressed_calls
 
@@ -71,6 +72,7 @@ def check(directory: Path) -> None:
             check_rank(spec, directory, parts)
     if spec.expert_obstacle(2) is None:
         check_rank(spec, directory, 2, experts=True)
+        check_only_experts(spec, directory)
 
 
 def header(file: Path) -> int:
@@ -79,20 +81,8 @@ def header(file: Path) -> int:
 
 
 def check_rank(spec: ModelSpec, directory: Path, parts: int, *, experts: bool = False) -> None:
-    plan, shared = make_plan(spec, tensor=parts, experts=experts), Shared(parts)
-
-    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int, int]:
-        group: Any = CountingGroup(world.rank, shared)
-        device = open_device("cpu", 1)
-        with torch.inference_mode():
-            model = build(directory, "float32", plan.shards[world.rank], group, device, lambda done, total: None)
-            ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
-            with model.cache.batch([(0, 0, TOKENS)]):
-                model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
-            kept = model.cache.sequences[0]
-            return model, group, kept.bytes_per_token, kept.state.bytes
-
-    for model, group, cache, state in run_ranks(parts, body):
+    plan = make_plan(spec, tensor=parts, experts=experts)
+    for model, group, cache, state in ran(directory, plan):
         share = Share.even(parts)
         assert model.weight_bytes == weight_bytes(spec, plan)[0] == spec.rank_bytes(share, spec.vocabulary_share(parts))
         policy = BUILT_IN_ENGINE.cache_of(spec)
@@ -107,6 +97,33 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int, *, experts: bool = 
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
         if parts > 1:
             assert group.calls == [*((call.kind, call.width) for call in calls), ("gather", padded)]
+
+
+def check_only_experts(spec: ModelSpec, directory: Path) -> None:
+    """All but routed experts on every rank: one sum for each layer that has some."""
+    plan = plan_of(spec, alone(1.0, 1.0), experts=True)
+    layers = sum(layer.experts is not None for layer in spec.decoder)
+    for (model, group, _, _), held in zip(ran(directory, plan), weight_bytes(spec, plan), strict=True):
+        assert model.weight_bytes == held
+        assert group.calls == [("all_reduce", spec.hidden_size)] * layers
+
+
+def ran(directory: Path, plan: Plan) -> list[tuple[ShardedModel, CountingGroup, int, int]]:
+    """By rank of a plan of one stage, after a prompt: the bytes it keeps per token, and beside that."""
+    shared = Shared(plan.world_size)
+
+    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int, int]:
+        group: Any = CountingGroup(world.rank, shared)
+        device = open_device("cpu", 1)
+        with torch.inference_mode():
+            model = build(directory, "float32", plan.shards[world.rank], group, device, lambda done, total: None)
+            ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
+            with model.cache.batch([(0, 0, TOKENS)]):
+                model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
+            kept = model.cache.sequences[0]
+            return model, group, kept.bytes_per_token, kept.state.bytes
+
+    return run_ranks(plan.world_size, body)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -94,7 +94,9 @@ def _asked(text: str, tokens: int, seed: int) -> tuple[str, SamplingParams]:
         )
     # With a line for each token no answer is complete before its last one.
     line = Constraint("regex", f"({re.escape(LINE)}\n){{{tokens}}}") if text == "repeated" else None
-    return f"{LINE}\n" * 12, SamplingParams(tokens, 0.0, ignore_eos=True, constraint=line)
+    # What a grammar forces is sampled all the same where its log-probability is wanted.
+    logprobs = None if line is None else 0
+    return f"{LINE}\n" * 12, SamplingParams(tokens, 0.0, ignore_eos=True, constraint=line, logprobs=logprobs)
 
 
 @dataclass(frozen=True)

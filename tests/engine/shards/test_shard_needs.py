@@ -66,6 +66,18 @@ def test_a_rank_loads_from_the_parts_it_needs(tmp_path: Path) -> None:
     check("qwen3_moe", tmp_path)
 
 
+def test_columns_are_cut_at_the_groups_that_weights_get_when_they_are_loaded(tmp_path: Path) -> None:
+    directory = make("llama", tmp_path, intermediate_size=160, num_hidden_layers=1, head_dim=32)
+    shard = plan_for(directory, 3, 1).shards[1]
+
+    def columns(weights: str | None) -> set[tuple[int, int]]:
+        pieces = needs(directory, "float32", shard, weights)
+        return {(each.start, each.stop) for each in pieces if each.key.endswith("mlp.down_proj.weight")}
+
+    assert columns(None) == {(64, 112)}
+    assert columns("int4") == {(64, 128)}
+
+
 @pytest.mark.slow
 def test_a_rank_of_every_architecture_loads_from_the_parts_it_needs(tmp_path: Path) -> None:
     for name in REQUIRED:

@@ -66,13 +66,15 @@ def _empty(shape: tuple[int, ...], cut: Slicing | None, dtype: torch.dtype) -> l
     return [torch.empty(each, dtype=dtype, device="meta") for each in shapes]
 
 
-def needs(directory: Path, dtype: str, shard: Shard) -> list[Piece]:
+def needs(directory: Path, dtype: str, shard: Shard, weights: str | None = None) -> list[Piece]:
     """Parts that the rank of ``shard`` reads of the files in ``directory``, of which only the headers need be there.
+    ``weights``: to which it quantises them, at the borders of whose groups it cuts.
 
     Raises what building the rank's part raises.
     """
     places = read_layout(directory).places()
     group = cast(Group, _PlaceInStage(shard.part, shard.parts))
-    with _Notes(directory) as notes:
-        blueprint(directory, dtype, shard, group, notes).fill(notes, lambda done, total: None, torch.device("meta"))
+    with _Notes(directory) as notes, Checkpoint(directory, weights) as quantised:
+        planned = blueprint(directory, dtype, shard, group, quantised)
+        planned.fill(notes, lambda done, total: None, torch.device("meta"))
     return [piece for key, cut in notes.asked for piece in wanted(key, places[key].shape, places[key].item, cut)]

@@ -147,7 +147,8 @@ def _missing(
     from ferrule.engine.shards.needs import needs  # with torch, which is not needed where the files are
 
     store.check(on_done)
-    wanted = [piece for rank in ranks for piece in needs(store.path, options.dtype, options.plan.shards[rank])]
+    shards = [options.plan.shards[rank] for rank in ranks]
+    wanted = [piece for shard in shards for piece in needs(store.path, options.dtype, shard, options.weights)]
     missing = store.missing(wanted)
     store.check_room(missing)
     return missing

@@ -202,8 +202,8 @@ class StageCost:
         if self._stage.width == 1:
             return ()
         whole_attention = self._stage.experts and all(share.query == 1.0 for share in self._stage.shares)
-        if whole_attention:
-            return layer.collectives[-1:]
+        if whole_attention:  # and dense layers on every device
+            return layer.collectives[-1:] if layer.experts else ()
         if self._runtime.sums is None:
             return layer.collectives
         return tuple(each for each in layer.collectives if each.kind == "all_reduce")[: self._runtime.sums]
