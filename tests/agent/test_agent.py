@@ -250,6 +250,32 @@ def test_a_process_talks_to_the_one_that_ordered_it_and_its_end_is_told(tmp_path
     asyncio.run(scene())
 
 
+def test_a_rank_that_runs_gives_way_to_another_at_the_same_port(tmp_path):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
+            begun = await life.ask(BeginJob("job-1", (0,)), SECONDS)
+            old = await start(home, arguments=("-c", "import time; time.sleep(600)"))
+            job = agent.jobs["job-1"]
+            await until(lambda: bool(job.pids))
+            (pid,) = job.pids
+            control = await start(home)
+            reader, writer = await asyncio.open_connection(sock=control)
+            writer.write(b"3\n")
+            async with asyncio.timeout(SECONDS):
+                assert json.loads(await reader.readline())["port"] == begun.ports[0]
+            end = await life.receive(SECONDS)
+            assert (end.rank, end.code) == (0, 3)  # of the other one nothing is told
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            old.close()
+            writer.close()
+            life.close()
+
+    asyncio.run(scene())
+
+
 def test_an_error_of_our_own_is_logged_and_not_called_a_bad_request(tmp_path, monkeypatch, caplog):
     async def scene():
         home = make_home(tmp_path, "first")

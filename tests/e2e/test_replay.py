@@ -70,10 +70,13 @@ def test_an_answer_goes_on_after_a_rank_was_killed(name: str, split: tuple[int, 
             await engine.load(None)
             whole = await answers(engine, kill=False)
             assert [len(answer) for answer in whole] == [TOKENS] * len(PROMPTS)
+            before = [rank.pid for rank in engine.ranks]
             assert await answers(engine, kill=True) == whole
             last = engine.health().last_recovery
             assert last is not None
             assert (last.requests, f"rank {victim} was killed" in last.cause) == (len(PROMPTS), True)
+            assert last.kept == tuple(range(victim))
+            assert [engine.ranks[rank].pid == before[rank] for rank in range(victim + 1)] == [True] * victim + [False]
         finally:
             await engine.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.options import RankOptions
-from ferrule.errors import FerruleError
+from ferrule.errors import FerruleError, ModelUnavailable
 from ferrule.model import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights
 from ferrule.plan import make_plan
 
@@ -54,12 +54,18 @@ class FakeRanks:
         self.driver = options.plan.driver
         self.codes: list[int | None] = [None] * len(pairs)
         self.stopped = False
+        self.replaced: list[list[int]] = []
+        self.heirs: list[bool] = []
+        """Of those that take the place of others: whether they get ready, or die while they load."""
         self.asked: list[dict[str, Any]] = []
         self.open: dict[int, dict[str, Any]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Say that all are ready, and answer."""
+        if self._task is not None:
+            self._task.cancel()
+        self.open.clear()
         for rank in range(len(self.far)):
             info = {"rank": rank, "pid": 1, "host": "", "device": "cpu", "transports": "shm"}
             sizes = {"weight_bytes": 1, "base_bytes": 1, "peak_bytes": 1}
@@ -78,6 +84,13 @@ class FakeRanks:
         if rank == self.driver and self._task is not None:
             self._task.cancel()
 
+    def keep(self, rank: int, lost: int | None) -> None:
+        """Say that a rank has lost another, or that they disagree, and that it keeps what it has loaded."""
+        if rank == self.driver and self._task is not None:
+            self._task.cancel()
+        kind = "FabricError" if lost is None else "PeerLost"
+        self.tell(rank, event="error", type=kind, message=f"rank {lost} is gone", lost=lost, keeps=True)
+
     async def _answer(self) -> None:
         far, rest, beat = self.far[self.driver], b"", 0.0
         far.setblocking(False)
@@ -89,6 +102,8 @@ class FakeRanks:
             for line in lines:
                 message = json.loads(line)
                 self.asked.append(message)
+                if message["op"] == "meet":
+                    continue
                 if message["op"] == "cancel":
                     self.open.pop(message["id"], None)
                 elif message["op"] == "embed":
@@ -122,6 +137,20 @@ class FakeRanks:
 
     def log_tail(self, rank: int) -> str:
         return "oh"
+
+    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
+        self.replaced.append([*ranks])
+        if not self.heirs:
+            raise ModelUnavailable("fake ranks are not replaced")
+        for rank in ranks:
+            self.sockets[rank], self.far[rank] = socket.socketpair()
+            self.codes[rank] = None
+            self.tell(rank, event="here")
+        if self.heirs.pop(0):
+            self.begin()
+        else:
+            self.die(ranks[0], -11)
+        return [self.sockets[rank] for rank in ranks]
 
     async def stop(self, grace: float) -> None:
         self.close()
@@ -163,8 +192,8 @@ class FakeStarter:
 class FakePlanner:
     """Raises the ``errors`` one after another, but not at the first start; remembers the losses."""
 
-    def __init__(self, starter: FakeStarter, *errors: FerruleError) -> None:
-        self.starter, self.errors = starter, list(errors)
+    def __init__(self, starter: FakeStarter, *errors: FerruleError, stays: bool = False) -> None:
+        self.starter, self.errors, self.may_stay = starter, list(errors), stays
         self.losses: list[Loss | None] = []
         self.next: Deployment | None = None
         """A better one, for a model that runs elsewhere."""
@@ -174,6 +203,9 @@ class FakePlanner:
         if loss is not None and self.errors:
             raise self.errors.pop(0)
         return Deployment(options, self.starter, self.starter)
+
+    async def stays(self, now: Deployment, loss: Loss) -> bool:
+        return self.may_stay
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         return None if self.next == now else self.next

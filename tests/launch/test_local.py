@@ -54,6 +54,33 @@ def test_ranks_get_their_environment_and_output_goes_to_files(tmp_path: Path) ->
     assert second == ["1", "2", address, key, "None", "one", "all"]
 
 
+def test_a_rank_is_replaced_by_a_new_one_or_by_one_of_others_that_meet_at_the_same_place(tmp_path: Path) -> None:
+    def told(rank: int, where: str) -> list[str]:
+        log = tmp_path / where / f"rank-{rank}.log"
+        deadline = time.monotonic() + 20
+        while not log.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+        return log.read_text().split()
+
+    program = (
+        "import os, signal\n"
+        "print(*(os.environ.get('FERRULE_' + name) for name in ('RANK', 'ADDRESS', 'KEY')), flush=True)\n"
+        "signal.pause()\n"
+    )
+    with LocalLauncher([*PYTHON, program], 2, output=tmp_path / "one", lasting=True) as launcher:
+        before, zero = launcher.pids, told(0, "one")
+        launcher.replace(0, [])
+        assert (launcher.pids[0] == before[0], launcher.pids[1]) == (False, before[1])
+        assert told(0, "one") == zero
+        others = LocalLauncher([*PYTHON, program], 2, output=tmp_path / "two", lasting=True, beside=launcher)
+        with others:
+            assert told(0, "two") == zero
+            launcher.take(0, others)
+            assert (launcher.pids[0], others.poll()) == (others.pids[0], (0, None))
+        assert launcher.poll() == (None, None)
+    assert None not in launcher.poll()
+
+
 def test_outer_job_does_not_leak_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FERRULE_LISTEN_FD", "99")
     monkeypatch.setenv("FERRULE_LISTEN", "99")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ferrule.cluster.messages import CONTROL, StartProcess
 from ferrule.cluster.peers import dial_addresses, interface_names
 from ferrule.config import outer_environment, rank_variables
 from ferrule.errors import ClusterError
-from ferrule.process import end_groups, start, when_ended
+from ferrule.process import end_groups, signal_group, start, when_ended
 from ferrule.process.lifeline import LIFELINE, LISTEN_FD
 from ferrule.process.standby import Order, send_order
 from ferrule.secure import derived_key, write_address
@@ -48,6 +49,7 @@ class Job:
         self._logs = logs / name
         self._on_exit = on_exit
         self._listeners: dict[int, socket.socket] = {}
+        self._ports: dict[int, int] = {}
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._over = False
 
@@ -57,13 +59,14 @@ class Job:
 
     def reserve(self, rank: int) -> int:
         """A port for a rank that is started later: it is listened at from now on."""
-        if rank not in self._listeners:
+        if rank not in self._ports:
             self._listeners[rank] = listener_for_ranks()
-        port: int = self._listeners[rank].getsockname()[1]
-        return port
+            self._ports[rank] = self._listeners[rank].getsockname()[1]
+        return self._ports[rank]
 
     def start(self, order: StartProcess, control: socket.socket, standby: StandbyProcess | None = None) -> int:
-        """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id.
+        """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id. One
+        that runs already is ended, and the new one has its place: nothing is told of its end.
 
         ``standby``: a process that may take it over; from now on this job's to end.
         """
@@ -76,33 +79,36 @@ class Job:
     def _start(self, order: StartProcess, control: socket.socket, standby: StandbyProcess | None) -> int:
         if self._over:
             raise ClusterError(f"the job {order.job!r} has ended")
-        if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
-            raise ClusterError(f"rank {order.rank} of {order.job} runs already")
+        if (old := self._running.pop(order.rank, None)) is not None:
+            signal_group(old.pid, signal.SIGKILL)
+        if len(self._running) >= _MAX_PROCESSES:
+            raise ClusterError(f"the job {order.job!r} has {_MAX_PROCESSES} ranks on this host already")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         meet = map(write_address, dial_addresses(order.meet, interface_names()))
         place = rank_variables(order.rank, order.world_size, meet, self._key)
         fds = [control.fileno()]
         with ExitStack() as stack:
-            if (listener := self._listeners.pop(order.rank, None)) is not None:
-                stack.enter_context(listener)
-                if order.rank == 0:
-                    fds.append(listener.fileno())
-                else:
-                    place["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
+            if order.rank == 0 and 0 in self._listeners:  # which stays here, for the one that takes its place
+                fds.append(self._listeners[0].fileno())
+            elif order.rank in self._ports:
+                place["FERRULE_LISTEN"] = f":{self._ports[order.rank]}"
+                if (listener := self._listeners.pop(order.rank, None)) is not None:
                     listener.close()
             output = stack.enter_context((self._logs / f"rank-{order.rank}.log").open("wb")).fileno()
             if standby is not None and _took_over(standby, order, place, [output, *fds]):
                 process = standby.process
-                standby.on_end = partial(self._ended, order.rank, standby)
+                standby.on_end = partial(self._ended, order.rank, process, standby)
             else:
                 process = _started(order, place, output, fds)
-                when_ended(process, partial(self._ended, order.rank, None))
+                when_ended(process, partial(self._ended, order.rank, process, None))
         self._running[order.rank] = process
         return process.pid
 
-    def _ended(self, rank: int, was: StandbyProcess | None, code: int) -> None:
+    def _ended(self, rank: int, process: subprocess.Popen[bytes], was: StandbyProcess | None, code: int) -> None:
         if was is not None:
             was.line.close()
+        if self._running.get(rank) is not process:  # another has its place
+            return
         del self._running[rank]
         self._on_exit(rank, code, tail(self._logs / f"rank-{rank}.log"))
 

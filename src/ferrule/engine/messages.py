@@ -1,8 +1,8 @@
 """Control messages between a model's server and its ranks: tagged structs, one JSON object a line.
 
 Down to a rank go *orders*: `Start` to one that was started without options, `Meet` to each when all have done their
-imports, and `Learn`, `Attach`, `Add`, `Embed` and `Cancel` to the driver. Up come *events*. Both are decoded here and
-nowhere else; a message has at most `LINE_LIMIT` bytes.
+imports, or are to meet anew, and `Learn`, `Attach`, `Add`, `Embed` and `Cancel` to the driver. Up come *events*. Both
+are decoded here and nowhere else; a message has at most `LINE_LIMIT` bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="op"):
     options: RankOptions
 
 
-class Meet(msgspec.Struct, frozen=True, tag="meet", tag_field="op"):
-    """All ranks have done their imports: their time to meet begins."""
+class Meet(msgspec.Struct, frozen=True, omit_defaults=True, tag="meet", tag_field="op"):
+    """All ranks have done their imports: their time to meet begins.
+
+    ``number``: how often ranks of this start have met before; each meeting has a key of its own, which a rank that was
+    given up does not know. ``options``: of this one, for ranks that have met before."""
+
+    number: int = 0
+    options: RankOptions | None = None
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
@@ -148,12 +154,14 @@ class DeviceLost(msgspec.Struct, frozen=True):
 
 class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
     """``type``: the class of `ferrule.errors`. ``lost``: the rank whose loss this one noticed.
-    ``device``: its own, where that is the cause."""
+    ``device``: its own, where that is the cause. ``keeps``: it goes on with what it has loaded, once it is told to meet
+    the others anew; it says nothing before."""
 
     type: str
     message: str
     lost: int | None = None
     device: DeviceLost | None = None
+    keeps: bool = False
 
 
 Event = Alive | Here | Loading | Ready | Tokens | Scores | Embedded | Refused | Load | Failed

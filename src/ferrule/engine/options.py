@@ -23,6 +23,8 @@ MEET_TIMEOUT = 120.0
 RETURN_TIMEOUT = 20.0
 """The same where ranks start again on machines that have done it before: one that is not there by then will not come.
 After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
+KEPT_SECONDS = 300.0
+"""Seconds that a rank which has lost others keeps what it has loaded, and waits to be told to meet them anew."""
 
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""

@@ -184,12 +184,13 @@ class RankInfo:
 @dataclass(frozen=True)
 class Recovery:
     """Recovery of a model, done or about to be. ``at``: when it was lost, in seconds since 1970; ``seconds`` until it
-    was back and ``requests`` that then went on: None before."""
+    was back and ``requests`` that then went on: None before. ``kept``: the ranks that kept what they had loaded."""
 
     cause: str
     at: float
     seconds: float | None = None
     requests: int | None = None
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

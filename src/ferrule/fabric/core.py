@@ -35,7 +35,7 @@ class Core:
         self.collect: Callable[[Operation, tuple[object, ...]], None] | None = None
         mesh.enter(joined.live)
         self._leave = weakref.finalize(self, mesh.leave, joined.live.pending.epoch)
-        self._leave.atexit = False  # `_close_all` does it, after all groups have sent their close notice
+        self._leave.atexit = False  # `close_all` does it, after all groups have sent their close notice
         _open.add(self)
 
     @property
@@ -123,8 +123,9 @@ _open: weakref.WeakSet[Core] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_all() -> None:
-    """A rank whose program ends sends close notices; only one that dies must look lost to its peers."""
+def close_all() -> None:
+    """Close every group of this process. Registered for its end: a rank whose program ends sends close notices; only
+    one that dies must look lost to its peers. Called before, `init` may meet other ranks after it."""
     cores = list(_open)
     for core in cores:
         core.native.close()

@@ -122,6 +122,17 @@ class Group(Operations, DeviceMessages):
         self._core.leave()
         return group
 
+    def take_over(self, other: Group) -> None:
+        """Go on as ``other``, of the same rank and size, with its connections; this group must be closed.
+
+        What holds this object need not learn of it, but for native code that has `native_address`. ``other`` is only
+        good for closing from now on.
+        """
+        if not self._core.closed or (self.rank, self.size) != (other.rank, other.size):
+            raise FabricError(f"{other!r} cannot take the place of {self!r}")
+        self._core, self._membership, self._splits = other._core, other._membership, other._splits
+        self.origin = other.origin
+
     def describe(self) -> GroupInfo:
         """Description of the connection to each peer; print it."""
         return self._core.info

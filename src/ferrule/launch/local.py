@@ -53,6 +53,8 @@ class LocalLauncher:
 
     Rank 0 inherits a socket that already listens, so no port can be lost to another process in between. Every rank
     leads its own process group. On Linux the kernel kills every rank when the *thread* that called `start` ends.
+    ``lasting``: ranks may be replaced by others (`replace`, `take`), for which that socket is kept until `stop`.
+    ``beside``: a lasting one that may take these ranks: they meet at the same place, by the same key.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class LocalLauncher:
         cpus: Sequence[Sequence[int] | None] | None = None,
         output: Literal["inherit", "prefix"] | Path = "inherit",
         pass_fds: Sequence[Sequence[int]] | None = None,
+        lasting: bool = False,
+        beside: LocalLauncher | None = None,
     ) -> None:
         if ranks < 1:
             raise ConfigError(f"a job needs at least one rank, not {ranks}")
@@ -77,8 +81,10 @@ class LocalLauncher:
         self._rank_env = rank_env or [{}] * ranks
         self._cpus = cpus or [None] * ranks
         self._output = output
-        self._pass_fds = pass_fds or [()] * ranks
-        self._key = secrets.token_hex(32)
+        self._pass_fds = list(pass_fds or [()] * ranks)
+        self._key: str = secrets.token_hex(32) if beside is None else beside._key
+        self._lasting, self._beside = lasting, beside
+        self._listener: socket.socket | None = None
         self._children = Children()
         # A notebook's streams have no bytes below them.
         sinks: dict[int, IO[bytes]] = {1: sys.stdout.buffer, 2: sys.stderr.buffer} if output == "prefix" else {}
@@ -98,18 +104,36 @@ class LocalLauncher:
         """Start every rank. If one cannot be started, none is left running and the `OSError` is raised."""
         if self.pids:
             raise ConfigError("this launcher has already started its ranks")
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        shared = None if self._beside is None else self._beside._listener
+        self._beside = None
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128) if shared is None else shared.dup()
         try:
             for rank in range(self.ranks):
-                self._start_rank(rank, listener)
+                self._children.add(self._start_rank(rank, listener))
         except BaseException:
+            listener.close()
             self.stop(grace=0)
             raise
-        finally:
+        if self._lasting:
+            self._listener = listener
+        else:
             listener.close()
         return self
 
-    def _start_rank(self, rank: int, listener: socket.socket) -> None:
+    def replace(self, rank: int, pass_fds: Sequence[int]) -> None:
+        """End a rank, if it runs, and start another in its place, with these descriptors. Raises `OSError`."""
+        self._children.end(rank)
+        if self._listener is None:
+            raise OSError("these ranks are not replaced, or were stopped")
+        self._pass_fds[rank] = pass_fds
+        self._children.replace(rank, self._start_rank(rank, self._listener))
+
+    def take(self, rank: int, other: LocalLauncher) -> None:
+        """End a rank, if it runs, and have the one of ``other``, which was started `beside` this, in its place."""
+        self._children.end(rank)
+        self._children.replace(rank, other._children.give(rank))
+
+    def _start_rank(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes]:
         command = self._command(rank) if callable(self._command) else self._command
         host, port = listener.getsockname()[:2]
         env = outer_environment() | rank_variables(rank, self.ranks, [f"{host}:{port}"], self._key)
@@ -120,8 +144,7 @@ class LocalLauncher:
         env |= self._env
         env |= self._rank_env[rank]
         with self._streams(rank) as (stdout, stderr):
-            process = start(command, env=env, stdout=stdout, stderr=stderr, cpus=self._cpus[rank], pass_fds=fds)
-        self._children.add(process)
+            return start(command, env=env, stdout=stdout, stderr=stderr, cpus=self._cpus[rank], pass_fds=fds)
 
     @contextmanager
     def _streams(self, rank: int) -> Iterator[tuple[IO[bytes] | int | None, int | None]]:
@@ -159,6 +182,9 @@ class LocalLauncher:
 
     def stop(self, grace: float = 0.4) -> None:
         """End every rank: SIGTERM, and SIGKILL for what is left after ``grace`` seconds. Safe to call twice."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._children.stop(grace)
         self._finish_output()
 

@@ -82,11 +82,20 @@ class Children:
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
         """One more, that `start` has started."""
-        watch = exit_fd(process.pid)
-        if watch is not None:
-            self._exits[len(self.processes)] = watch
         self.processes.append(process)
         self.codes.append(None)
+        self._watch(len(self.processes) - 1)
+
+    def replace(self, index: int, process: subprocess.Popen[bytes]) -> None:
+        """One more, in the place of one that has ended."""
+        self.processes[index], self.codes[index] = process, None
+        self._watch(index)
+
+    def give(self, index: int) -> subprocess.Popen[bytes]:
+        """One that runs, to others, who end it; here it counts as ended."""
+        self.codes[index] = 0
+        self._forget(index)
+        return self.processes[index]
 
     def poll(self) -> tuple[int | None, ...]:
         """The exit status of each so far. Never waits."""
@@ -123,6 +132,12 @@ class Children:
             self.wait(left)
         self.kill()
 
+    def end(self, index: int) -> None:
+        """End this one at once, with its children, if it still runs."""
+        if self.poll()[index] is None:
+            signal_group(self.processes[index].pid, signal.SIGKILL)
+            self._reap(index)
+
     def kill(self) -> None:
         """End those that still run, with their children, and wait for it."""
         self._stopping = True
@@ -132,7 +147,15 @@ class Children:
 
     def _reap(self, index: int) -> int:
         code = self.codes[index] = self.processes[index].wait()
+        self._forget(index)
+        return code
+
+    def _watch(self, index: int) -> None:
+        watch = exit_fd(self.processes[index].pid)
+        if watch is not None:
+            self._exits[index] = watch
+
+    def _forget(self, index: int) -> None:
         watch = self._exits.pop(index, None)
         if watch is not None:
             os.close(watch)
-        return code

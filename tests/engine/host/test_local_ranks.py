@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,8 +13,11 @@ import pytest
 
 from ferrule.engine.host import processes
 from ferrule.engine.host.local_ranks import LocalPlanner
+from ferrule.engine.host.placement import Loss
 from ferrule.engine.host.processes import expecting, rank_threads
+from ferrule.engine.messages import DeviceLost
 from ferrule.engine.options import RankOptions
+from ferrule.errors import EngineError
 from ferrule.model import demo_path, read_model
 from ferrule.plan import make_plan
 
@@ -60,6 +64,36 @@ def test_ranks_that_were_expected_are_those_that_start() -> None:
         assert len(expected) == 2
         assert start(LocalPlanner(expected=ranks), 2) == expected
     assert not sleeping()
+
+
+def test_a_lost_rank_is_replaced_by_a_standby_process_whose_place_is_filled_again() -> None:
+    async def scene() -> None:
+        planner = LocalPlanner(standby=True)
+        deployment = await planner.place(rank_options(2), None)
+        started = await deployment.starter.start(deployment.options)
+        assert deployment.standby is not None
+        try:
+            ranks = sleeping()
+            await deployment.standby.prepare(deployment)
+            standby = sleeping() - ranks
+            assert len(standby) == 2
+            (ours,) = await started.replace([1], deployment.options)
+            assert started.sockets[1] is ours
+            left = sleeping()
+            assert (len(left & ranks), len(left & standby), len(left)) == (1, 2, 3)
+            await deployment.standby.prepare(deployment)
+            assert len(sleeping()) == 4
+            assert left < sleeping()
+            loss = Loss(EngineError("gone"), (1,), ("",), crashed=True)
+            assert await planner.stays(deployment, loss)
+            lost = DeviceLost("cuda:0", starting=True, others=())
+            assert not await planner.stays(deployment, replace(loss, devices=(("", lost),)))
+        finally:
+            await started.stop(0)
+            await deployment.standby.close()
+        assert not sleeping()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize(("ranks", "encrypt"), [(1, None), (2, True)])

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_token
 
-from ferrule.engine.host import local, migration, supervisor
+from ferrule.engine.host import local, migration, starting, supervisor
+from ferrule.engine.host import ranks as ranks_module
 from ferrule.engine.host import restart_policy as crashes
 from ferrule.engine.host.local import LocalEngine
 from ferrule.engine.host.placement import Deployment, Loss
@@ -92,6 +93,67 @@ def test_an_answer_goes_on_behind_its_last_token(victim: int, monkeypatch: pytes
     assert [loss.ranks for loss in planner.losses if loss] == [(victim,)] * 2
     assert all(ranks.stopped for ranks in starter.started)
     assert starter.closed
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_those_that_are_left_keep_what_they_have_loaded(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = FakeStarter(loads=1)
+    planner = FakePlanner(starter, stays=True)
+    other = 1 - victim
+
+    async def body(engine: LocalEngine) -> None:
+        (ranks,) = starter.started
+        ranks.heirs = [True]
+
+        def lose() -> None:
+            ranks.die(victim, -9)
+            ranks.keep(other, lost=victim)
+
+        assert await ask(engine, [1, 2, 3], at={30: lose}) == undisturbed([1, 2, 3], 120)
+        health = engine.health()
+        assert (health.state, health.recoveries, ranks.replaced) == ("ready", 1, [[victim]])
+        assert health.last_recovery is not None
+        assert (health.last_recovery.kept, health.last_recovery.requests) == ((other,), 1)
+        meet = next(each for each in ranks.asked if each["op"] == "meet")
+        assert (meet["number"], meet["options"]["self_test"]) == (1, False)
+
+    running(planner, body, monkeypatch)
+    assert len(starter.started) == 1
+    assert [loss for loss in planner.losses if loss] == []
+
+
+@pytest.mark.parametrize("fault", ["silent", "none starts", "it dies", "two", "nobody is lost"])
+def test_all_start_again_where_those_that_are_left_cannot_go_on(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(ranks_module, "NAMED_SECONDS", 0.05)
+    starter = FakeStarter(loads=2)
+    planner = FakePlanner(starter, stays=True)
+
+    async def body(engine: LocalEngine) -> None:
+        first = starter.started[0]
+        first.heirs = [False] if fault == "it dies" else []
+
+        def lose() -> None:
+            if fault != "nobody is lost":
+                first.die(0, -9)
+            if fault == "two":
+                first.die(1, -9)
+            elif fault == "nobody is lost":
+                first.keep(1, lost=None)
+                first.keep(0, lost=None)
+            elif fault != "silent":
+                first.keep(1, lost=0)
+
+        assert await ask(engine, [1, 2, 3], at={30: lose}) == undisturbed([1, 2, 3], 120)
+        health = engine.health()
+        assert (health.state, health.recoveries) == ("ready", 1)
+        assert health.last_recovery is not None
+        assert health.last_recovery.kept == ()
+        assert first.replaced == ([[0]] if fault in ("none starts", "it dies") else [])
+
+    running(planner, body, monkeypatch)
+    assert len(starter.started) == 2
+    assert all(ranks.stopped for ranks in starter.started)
 
 
 def test_what_cannot_be_held_waits_is_refused_meanwhile_and_returns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +261,7 @@ def test_a_load_that_takes_too_long_says_how_far_each_rank_is(monkeypatch: pytes
     async def body(engine: LocalEngine) -> None:
         pytest.fail("it was not loaded")
 
-    monkeypatch.setattr(supervisor, "LOAD_TIMEOUT", 0.5)
+    monkeypatch.setattr(starting, "LOAD_TIMEOUT", 0.5)
     with pytest.raises(EngineError, match=r"more than 0\.5 s; .* rank 0: not begun, rank 1: receive"):
         running(FakePlanner(Slow()), body, monkeypatch)
 

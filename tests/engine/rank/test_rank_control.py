@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ferrule.engine.messages import PIECE, Attach, Cancel, Order, encode
+from ferrule.engine.messages import PIECE, Attach, Cancel, Failed, Meet, Order, decode_event, encode
 from ferrule.engine.rank.control import CHUNK, MOST_CHUNKS, Control
 from ferrule.errors import EngineError
 from ferrule.process.lifeline import Lifeline
@@ -32,3 +32,18 @@ def test_images_are_taken_as_they_come_but_not_without_end() -> None:
         assert len(found) < len(data) // CHUNK, "not a chunk for each step"
     with pytest.raises(EngineError, match="is gone"):
         control.orders(10.0)
+
+
+def test_orders_before_those_that_are_left_meet_anew_are_void_and_what_hangs_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        control = Control(Lifeline(theirs.detach()))
+        ours.sendall(b"".join(map(encode, [Cancel(1), Attach(1, b"old"), Meet(3), Cancel(2)])))
+        assert control.meet_anew(10.0) == Meet(3)
+        with pytest.raises(EngineError, match=r"waited for 0\.01 s"):
+            control.meet_anew(0.01)
+        late = Failed("EngineError", "it hangs")
+        with control.within(60.0, late):
+            pass
+        with control.within(0.0, late):
+            assert decode_event(ours.recv(CHUNK).rstrip()) == late

@@ -5,8 +5,13 @@ from __future__ import annotations
 import signal
 import time
 
+import numpy as np
 import pytest
+from in_threads import on_all, thread_groups
 from ranks import Ranks, run
+
+from ferrule.errors import FabricError
+from ferrule.fabric import Group
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -69,3 +74,17 @@ def test_no_rank_is_lost() -> None:
     for report in run("fail_and_reform", 3):
         assert report["origin"] == [0, 1, 2]
         assert "closed" in report["text"]
+
+
+def test_a_closed_group_goes_on_with_the_connections_of_another() -> None:
+    old, new = thread_groups(2), thread_groups(2)
+    with pytest.raises(FabricError, match="cannot take the place"):
+        old[0].take_over(new[0])
+    on_all(old, Group.close)
+    with pytest.raises(FabricError, match="cannot take the place"):
+        old[0].take_over(new[1])
+    for rank in range(2):
+        old[rank].take_over(new[rank])
+        assert old[rank].native_address == new[rank].native_address
+    assert [float(x[0]) for x in on_all(old, lambda group: group.all_reduce(np.ones(1)))] == [2.0, 2.0]
+    on_all(old, Group.close)

@@ -99,6 +99,8 @@ class ClusterPlanner:
         self._lost = LostDevices()
         self._returns = DeviceReturns(self._lost, self._probe, self._steady)
         self._up: Sequence[Member] = ()
+        self._seen: tuple[Loss, Sequence[Member]] | None = None
+        """Those that answered after a loss, which need not be asked again for what follows."""
         self._running_on = options.device
         self._source: FileSource | None = None
         """This host, once it is known."""
@@ -114,8 +116,9 @@ class ClusterPlanner:
         return 1.0 if prediction is None else prediction.tokens_per_s
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        seen, self._seen = self._seen, None
         try:
-            members = await self._members()
+            members = seen[1] if seen is not None and seen[0] is loss else await self._members()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
         self._returns.settled()
@@ -124,6 +127,17 @@ class ClusterPlanner:
         deployment = await self._deployment(options, members, self._lost, fresh=loss is None)
         self.chosen(deployment)
         return deployment
+
+    async def stays(self, now: Deployment, loss: Loss) -> bool:
+        self._returns.settled()
+        if self._lost.lasting(loss, time.monotonic()):
+            return False
+        try:
+            members = await self._members()
+        except FerruleError:
+            return False
+        self._seen, there = (loss, members), {member.host for member in members}
+        return isinstance(now.starter, ClusterStarter) and there.issuperset(host for host, _ in now.starter.places)
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         """With hosts that have been up, and devices that have been back for `FERRULE_MOVE_BACK`: on more of them where

@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 5.0
 """Time limit for an agent to begin a job, or to start a process."""
+EXIT_SECONDS = 0.5
+"""In which the end of a rank that is gone should be known."""
 _STOP_SECONDS = 1.0
 """Beyond the grace: the agent of a host that does not answer ends its ranks itself, as soon as it finds that the
 connection is gone."""
@@ -102,24 +104,23 @@ class ClusterRanks:
         self._home, self._members = home, members
         self._codes: list[int | None] = [None] * len(members)
         self._tails = [""] * len(members)
+        self._job = f"ranks-{secrets.token_hex(6)}"
+        self._threads: Sequence[int] = ()
+        self._meet: list[tuple[str, int]] = []
         self._lives: dict[str, Connection] = {}
         self._listening: list[asyncio.Task[None]] = []
         self._ended: dict[str, asyncio.Event] = {}
 
     async def start(self, options: RankOptions, threads: Sequence[int]) -> None:
         """`stop` has to be called also where this raises."""
-        job = f"ranks-{secrets.token_hex(6)}"
+        self._threads = threads
         members = {member.host: member for member in self._members}
-        places = await _all_or_none(self._begin(member, job) for member in members.values())
+        places = await _all_or_none(self._begin(member) for member in members.values())
         # Rank 0's host first; the others know how to reach it. On a host of its own no cable need be plugged in.
-        meet = [(address, port) for port, addresses in places for address in addresses]
+        self._meet = [(address, port) for port, addresses in places for address in addresses]
         if len(members) == 1:
-            meet = [(LOOPBACK, places[0][0])]
-        starting = [
-            self._start_rank(rank, job, replace(options, threads=threads[rank]), meet)
-            for rank in range(len(self._members))
-        ]
-        self.sockets = await _all_or_none(starting)
+            self._meet = [(LOOPBACK, places[0][0])]
+        self.sockets = await _all_or_none(self._start_rank(rank, options) for rank in range(len(self._members)))
 
     def poll(self) -> Sequence[int | None]:
         return list(self._codes)
@@ -146,6 +147,25 @@ class ClusterRanks:
             )
             raise EngineError(text) if final else ModelUnavailable(text)
 
+    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
+        """See `StartedRanks.replace`."""
+        with suppress(TimeoutError):  # one that is stopped does not end before its agent has an order for another
+            async with asyncio.timeout(EXIT_SECONDS):
+                while any(self._codes[rank] is None for rank in ranks):
+                    self._news.clear()
+                    await self._news.wait()
+        for rank in ranks:
+            self._codes[rank], self._tails[rank] = None, ""
+        try:
+            made = await _all_or_none(self._start_rank(rank, options) for rank in ranks)
+        except (ClusterError, AuthError, OSError, TimeoutError) as error:
+            raise ModelUnavailable(
+                f"a rank could not be started: {error or 'a host did not answer in time'}"
+            ) from error
+        for rank, ours in zip(ranks, made, strict=True):
+            self.sockets[rank] = ours
+        return made
+
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(self._end(host, life, grace) for host, life in list(self._lives.items())))
         self._lives.clear()
@@ -153,7 +173,7 @@ class ClusterRanks:
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
 
-    async def _begin(self, member: Member, job: str) -> tuple[int, Sequence[str]]:
+    async def _begin(self, member: Member) -> tuple[int, Sequence[str]]:
         """Begin the job on one host; returns the port on which its first rank will listen, and its addresses.
 
         They are those that it has now, too: its record may be some seconds older than its last cable.
@@ -162,7 +182,7 @@ class ClusterRanks:
         self._lives[member.host] = life
         self._ended[member.host] = asyncio.Event()
         first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
-        begun = await life.ask(BeginJob(job, (first,)), START_SECONDS)
+        begun = await life.ask(BeginJob(self._job, (first,)), START_SECONDS)
         self._listening.append(asyncio.create_task(self._listen(member.host, life), name=f"job on {member.name}"))
         return begun.ports[first], list(dict.fromkeys([*begun.addresses, *member.addresses]))
 
@@ -179,17 +199,16 @@ class ClusterRanks:
         self._ended[host].set()
         self._news.set()
 
-    async def _start_rank(
-        self, rank: int, job: str, options: RankOptions, meet: Sequence[tuple[str, int]]
-    ) -> socket.socket:
+    async def _start_rank(self, rank: int, options: RankOptions) -> socket.socket:
+        options = replace(options, threads=self._threads[rank])
         connection = await connect_member(self._home, self._members[rank], Purpose.START)
         order = StartProcess(
-            job,
+            self._job,
             rank,
             len(self._members),
             (*LIFELINE, self._module, options.to_json(), CONTROL),
             rank_environment(options.threads, options.encrypt),
-            tuple(meet),
+            tuple(self._meet),
         )
         try:
             await connection.ask(order, START_SECONDS)

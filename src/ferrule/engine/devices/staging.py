@@ -28,6 +28,10 @@ class StagedGroup:
         self.rank, self.size = ranks.rank, ranks.size
         self._script: Script | None = None
 
+    def renew(self) -> None:
+        """The ranks have other connections now: memory is registered anew for messages that go straight from it."""
+        self._direct = DirectMessages(self._ranks) if isinstance(self._ranks, Group) else None
+
     @contextmanager
     def in_script(self, script: Script) -> Iterator[None]:
         """Make what is put together meanwhile a part of ``script``; tensors of all sizes go whole."""

@@ -26,6 +26,10 @@ class FailureDetector:
     def heard(self, rank: int) -> None:
         self._silent[rank] = 0.0
 
+    def expect(self, rank: int, patience: float) -> None:
+        """It starts anew."""
+        self._silent[rank], self._limits[rank] = 0.0, patience
+
     def ready(self, rank: int) -> None:
         self._limits[rank] = SILENT_SECONDS
 

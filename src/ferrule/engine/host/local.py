@@ -19,7 +19,8 @@ from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, prepared
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
-from ferrule.engine.host.supervisor import RankSupervisor, Running
+from ferrule.engine.host.starting import Running
+from ferrule.engine.host.supervisor import RankSupervisor
 from ferrule.engine.images.prompts import ImagePrompts, order_of
 from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens

@@ -16,8 +16,7 @@ from ferrule.engine.host.device_returns import DeviceReturns
 from ferrule.engine.host.lost_devices import LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss
-from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks
-from ferrule.engine.messages import Start, encode
+from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks, tell_options
 from ferrule.engine.options import RankOptions
 from ferrule.errors import ModelUnavailable, PlanError
 from ferrule.process.memory import memory_free
@@ -47,34 +46,43 @@ class LocalStarter:
     def __init__(self, lab: Lab | None = None, *, standby: bool = False, expected: LocalRanks | None = None) -> None:
         self._lab, self._with_standby = lab, standby
         self._standby = expected
+        self._latest: LocalRanks | None = None
 
     async def start(self, options: RankOptions) -> LocalRanks:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""
-        ready, self._standby = self._standby, None
-        if ready is not None:
-            if ready.kind == _kind(options) and all(code is None for code in ready.poll()):
-                return self._told(ready, options)
-            ready.discard()
-        return self._told(start_ranks(_kind(options), self._lab), options)
-
-    @staticmethod
-    def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
+        ranks, self._standby = self._standby, None
+        if ranks is None or not _complete(ranks, _kind(options)):
+            ranks = start_ranks(_kind(options), self._lab)
         for ours in ranks.sockets:
-            with suppress(ConnectionError):  # it has died meanwhile, which the reader notices
-                ours.sendall(encode(Start(options)))
+            tell_options(ours, options)
+        ranks.standby = lambda: self._standby
+        self._latest = ranks
         return ranks
 
     async def prepare(self, deployment: Deployment) -> bool:
-        if self._standby is not None and any(code is not None for code in self._standby.poll()):
-            await self.close()
+        kind = _kind(deployment.options)
+        if self._standby is not None and not _complete(self._standby, kind):
+            self._standby = None
         if self._with_standby and self._standby is None:
-            self._standby = start_ranks(_kind(deployment.options), self._lab)
+            self._standby = start_ranks(kind, self._lab, self._latest)
         return True
 
     async def close(self) -> None:
         ready, self._standby = self._standby, None
         if ready is not None:
             ready.discard()
+
+
+def _complete(ranks: LocalRanks, kind: Kind) -> bool:
+    """Have all of ``ranks``, which wait, again, if they are of this kind; else they are ended."""
+    if ranks.kind == kind:
+        with suppress(ModelUnavailable):
+            for rank, code in enumerate(ranks.poll()):
+                if code is not None:
+                    ranks.renew(rank)
+            return True
+    ranks.discard()
+    return False
 
 
 def _kind(options: RankOptions) -> Kind:
@@ -113,16 +121,23 @@ class LocalPlanner:
         self._returns.settled()
         if loss is not None:
             self._lost.note(loss, time.monotonic())
-        if loss is not None and self._lab is not None:
-            needed = range(min(self._lab.size, options.plan.world_size))
-            reached = await _reached(self._lab)
-            missing = [self._lab.name(host) for host in needed if host not in reached]
-            if missing:
-                raise ModelUnavailable(
-                    f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
-                    f"{len(needed)} hosts; it returns by itself when the cables are back"
-                )
+        if loss is not None and self._lab is not None and (missing := await self._missing(self._lab, options)):
+            raise ModelUnavailable(
+                f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
+                f"{min(self._lab.size, options.plan.world_size)} hosts; it returns by itself when the cables are back"
+            )
         return await self._around(self._lost, options)
+
+    async def stays(self, now: Deployment, loss: Loss) -> bool:
+        self._returns.settled()
+        if self._lost.lasting(loss, time.monotonic()):
+            return False
+        return self._lab is None or not await self._missing(self._lab, now.options)
+
+    @staticmethod
+    async def _missing(lab: Lab, options: RankOptions) -> list[str]:
+        reached = await _reached(lab)
+        return [lab.name(host) for host in range(min(lab.size, options.plan.world_size)) if host not in reached]
 
     async def _around(self, lost: LostDevices, options: RankOptions, *, running: bool = False) -> Deployment:
         """Without what is ``lost``. ``running``: the model takes memory now. Raises `PlanError`."""

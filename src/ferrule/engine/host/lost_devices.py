@@ -45,13 +45,17 @@ class LostDevices:
     """Remembers what ranks say of their hosts' devices when one fails. Hosts are called as in `StartedRanks.hosts`."""
 
     def __init__(self) -> None:
+        self._noted: Loss | None = None
         self._times: dict[tuple[str, str], list[float]] = {}
         self._lost: dict[str, list[str]] = {}
         self._known: dict[str, tuple[str, ...]] = {}
         self._returned: dict[DeviceOfHost, list[float]] = {}
 
     def note(self, loss: Loss, now: float) -> None:
-        """At ``now``, in seconds of a clock that only runs forward."""
+        """At ``now``, in seconds of a clock that only runs forward. The same loss counts once."""
+        if loss is self._noted:
+            return
+        self._noted = loss
         for host, device in loss.devices:
             self._known[host] = (device.name, *device.others)
             times = [at for at in self._times.get((host, device.name), []) if now - at < CRASH_SECONDS]
@@ -59,6 +63,12 @@ class LostDevices:
             lost = self._lost.setdefault(host, [])
             if device.name not in lost and (device.starting or len(times) >= MOST_LOSSES):
                 lost.append(device.name)
+
+    def lasting(self, loss: Loss, now: float) -> bool:
+        """`note` it, and tell whether something stays lost by it."""
+        before = self.all
+        self.note(loss, now)
+        return self.all != before
 
     def of(self, host: str) -> tuple[str, ...]:
         """Those of ``host`` that stay lost."""

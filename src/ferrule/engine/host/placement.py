@@ -40,6 +40,11 @@ class StartedRanks(Protocol):
         """The last lines that a rank wrote, joined by `` | ``; empty where there are none."""
         ...
 
+    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
+        """End these ranks, if they have not ended, and start others in their places, which meet those that are left.
+        Returns our ends of their control connections. Raises `ModelUnavailable` where that cannot be, or not now."""
+        ...
+
     async def stop(self, grace: float) -> None:
         """End every rank: ask, and kill what is left after ``grace`` seconds. Forget their logs. Safe to call twice.
 
@@ -113,6 +118,11 @@ class Planner(Protocol):
         ``loss``: why the last one ended, None at the very first. Raises `ModelUnavailable` with what is missing where
         the model cannot be held now: then the engine waits, and asks again. Any other `FerruleError` is final.
         """
+        ...
+
+    async def stays(self, now: Deployment, loss: Loss) -> bool:
+        """Whether the ranks that are left may go on as ``now``, and others take the places of those that were lost, on
+        the same hosts and devices. Asked before `place` is told of the same ``loss``. Raises no `FerruleError`."""
         ...
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:

@@ -7,8 +7,8 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ from ferrule.process import usable_cores
 from ferrule.process.lifeline import LIFELINE
 
 if TYPE_CHECKING:
+    from ferrule.engine.options import RankOptions
     from ferrule.lab import Lab
 
 SENDING_MODULE = "ferrule.engine.shards.sending"
@@ -57,10 +58,24 @@ class LocalRanks:
     """`StartedRanks` of this machine. They die with the thread that started them."""
 
     def __init__(
-        self, kind: Kind, launcher: LocalLauncher, sockets: Sequence[socket.socket], hosts: Sequence[str], logs: Path
+        self,
+        kind: Kind,
+        launcher: LocalLauncher,
+        pairs: list[tuple[socket.socket, socket.socket]],
+        hosts: Sequence[str],
+        logs: Path,
+        port: int,
     ) -> None:
-        self.kind, self.sockets, self.hosts = kind, sockets, hosts
-        self._launcher, self._logs = launcher, logs
+        """``pairs``: for each rank our end of its control connection, and its own; the latter are only read, by those
+        who start its process. ``port``: in a lab, where ranks listen."""
+        self.kind, self.hosts, self.port = kind, hosts, port
+        self._launcher, self._logs, self._pairs = launcher, logs, pairs
+        self.standby: Callable[[], LocalRanks | None] = lambda: None
+        """Has processes that may take the place of those that end."""
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        return [ours for ours, _ in self._pairs]
 
     def poll(self) -> tuple[int | None, ...]:
         return self._launcher.poll()
@@ -68,6 +83,34 @@ class LocalRanks:
     def log_tail(self, rank: int) -> str:
         log = self._logs / f"rank-{rank}.log"
         return " | ".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]) if log.exists() else ""
+
+    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
+        """See `StartedRanks.replace`; from the thread that started the others."""
+        for rank in ranks:
+            self.renew(rank)
+            tell_options(self._pairs[rank][0], options)
+        return [self._pairs[rank][0] for rank in ranks]
+
+    def renew(self, rank: int) -> None:
+        """Another process in the place of one, which is ended if it runs. Raises `ModelUnavailable`."""
+        others = self.standby()
+        if others is not None and others.kind == self.kind and others.poll()[rank] is None:
+            self._take(rank, others)
+            return
+        pair = self._pairs[rank] = socket.socketpair()
+        try:
+            self._launcher.replace(rank, [pair[1].fileno()])
+        except OSError as error:
+            pair[0].close()
+            raise ModelUnavailable(f"this machine cannot start a process now: {error}") from error
+        finally:
+            pair[1].close()
+
+    def _take(self, rank: int, others: LocalRanks) -> None:
+        self._launcher.take(rank, others._launcher)
+        self._pairs[rank], others._pairs[rank] = others._pairs[rank], self._pairs[rank]
+        with suppress(OSError):  # of no more use than for the last words of its error
+            (others._logs / f"rank-{rank}.log").replace(self._logs / f"rank-{rank}.log")
 
     def discard(self) -> None:
         """End them at once. Safe to call twice."""
@@ -83,25 +126,36 @@ class LocalRanks:
         shutil.rmtree(self._logs, ignore_errors=True)
 
 
-def start_ranks(kind: Kind, lab: Lab | None = None) -> LocalRanks:
+def tell_options(ours: socket.socket, options: RankOptions) -> None:
+    """To a rank process that waits for them."""
+    from ferrule.engine.messages import Start, encode  # with what processes that are to start soon need not wait for
+
+    with suppress(ConnectionError):  # it has died meanwhile, which the reader notices
+        ours.sendall(encode(Start(options)))
+
+
+def start_ranks(kind: Kind, lab: Lab | None = None, beside: LocalRanks | None = None) -> LocalRanks:
     """Start rank processes, which do their imports and wait for their options, from a thread that lives as long as they
-    may. ``lab``: rank r runs on its host r modulo hosts. Raises `ModelUnavailable` where that cannot be now."""
+    may. ``lab``: rank r runs on its host r modulo hosts. ``beside``: others, whose places these may take. Raises
+    `ModelUnavailable` where that cannot be now."""
     size = kind.ranks
     logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
     pairs = [socket.socketpair() for _ in range(size)]
-    theirs = [their for _, their in pairs]
+    port = 0 if lab is None else lab.new_port() if beside is None else beside.port
 
     def command(rank: int) -> list[str]:
-        argv = [sys.executable, *LIFELINE, RANK_MODULE, str(theirs[rank].fileno())]
+        argv = [sys.executable, *LIFELINE, RANK_MODULE, str(pairs[rank][1].fileno())]
         return argv if lab is None else lab.command(rank % lab.size, argv)
 
     launcher = LocalLauncher(
         command,
         size,
         env=rank_environment(kind.threads, kind.encrypt),
-        rank_env=None if lab is None else lab.rank_env(size, port=lab.new_port()),
-        pass_fds=[[their.fileno()] for their in theirs],
+        rank_env=None if lab is None else lab.rank_env(size, port=port),
+        pass_fds=[[their.fileno()] for _, their in pairs],
         output=logs,
+        lasting=True,
+        beside=None if beside is None else beside._launcher,
     )
     try:
         launcher.start()
@@ -113,10 +167,10 @@ def start_ranks(kind: Kind, lab: Lab | None = None) -> LocalRanks:
             raise ModelUnavailable(f"this machine cannot start a process now: {error}") from error
         raise
     finally:
-        for their in theirs:
+        for _, their in pairs:
             their.close()
     hosts = ["" if lab is None else lab.name(rank % lab.size) for rank in range(size)]
-    return LocalRanks(kind, launcher, [ours for ours, _ in pairs], hosts, logs)
+    return LocalRanks(kind, launcher, pairs, hosts, logs, port)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -30,6 +31,10 @@ from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, Ren
 SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
 SETTLE_STEP = 0.02
+KEEP_SECONDS = 5.0
+"""After a loss, in which all that are left must have said that they keep what they have loaded."""
+NAMED_SECONDS = 1.0
+"""The same for one that others call lost: it may be that they have only lost touch."""
 
 
 class RankFailure:
@@ -111,6 +116,9 @@ class Ranks:
         self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._settling: asyncio.Task[None] | None = None
         self._here: set[int] = set()
+        self._kept: set[int] = set()
+        self._meetings = 0
+        self._meet = Meet()
         self._detector = FailureDetector(options.plan.world_size, options.meet_seconds)
         self._watching = asyncio.create_task(self._watch(), name="signs of life")
         self._readers: list[asyncio.Task[None]] = []
@@ -122,9 +130,7 @@ class Ranks:
         ranks = cls(await starter.start(options), options, on_event)
         try:
             for rank, ours in enumerate(ranks._started.sockets):
-                reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-                ranks._writers.append(writer)
-                ranks._readers.append(asyncio.create_task(ranks._relay(rank, reader), name=f"rank {rank}"))
+                await ranks._connect(rank, ours)
         except BaseException:
             await ranks.stop(0)
             raise
@@ -133,6 +139,50 @@ class Ranks:
     async def lost(self) -> Loss:
         """Wait until a rank is lost, and say why."""
         return await asyncio.shield(self._lost)
+
+    async def left(self) -> frozenset[int]:
+        """After a loss: the ranks that keep what they have loaded. None where one neither says so nor ends in time, as
+        then something else is wrong."""
+        begun = time.monotonic()
+        while True:
+            ended = {rank for rank, reader in enumerate(self._readers) if reader.done()}
+            kept = self._kept - ended
+            silent = set(range(len(self._readers))) - ended - kept - self._failure.reported.keys()
+            seconds = time.monotonic() - begun
+            if not silent or (silent <= self._failure.lost and seconds >= NAMED_SECONDS):
+                return frozenset(kept)
+            if seconds >= KEEP_SECONDS:
+                return frozenset()
+            await asyncio.sleep(SETTLE_STEP)
+
+    async def renew(self, kept: frozenset[int], options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
+        """Go on with those that `left` told of, and a new process for each other; all meet anew. A loss from now on is
+        another one. Raises what the starter raises."""
+        gone = [rank for rank in range(len(self._readers)) if rank not in kept]
+        self._failure, self._settling = RankFailure(), None
+        self._lost = asyncio.get_running_loop().create_future()
+        self._on_event, self._here, self._kept = on_event, set(kept), set()
+        self._meetings += 1
+        self._meet = Meet(self._meetings, options)
+        for rank in gone:
+            self._readers[rank].cancel()
+            self._writers[rank].transport.abort()
+            self._detector.expect(rank, options.meet_seconds)
+        await asyncio.gather(*(self._readers[rank] for rank in gone), return_exceptions=True)
+        for rank, ours in zip(gone, await self._started.replace(gone, options), strict=True):
+            await self._connect(rank, ours)
+        if any(self._readers[rank].done() for rank in kept):
+            self._find_cause()
+        if self._watching.done():
+            self._watching = asyncio.create_task(self._watch(), name="signs of life")
+        if not gone:
+            self._meet_all()
+
+    async def _connect(self, rank: int, ours: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+        self._writers[rank : rank + 1] = [writer]
+        relaying = asyncio.create_task(self._relay(rank, reader), name=f"rank {rank}")
+        self._readers[rank : rank + 1] = [relaying]
 
     def send(self, message: Order) -> None:
         """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
@@ -170,12 +220,15 @@ class Ranks:
                         self._arrived(rank)
                         continue
                     case Failed():
+                        if event.keeps:
+                            self._kept.add(rank)
                         self._failure.report(rank, event.type, event.message, event.lost, event.device)
                         self._find_cause()  # its end may take seconds
                         continue
                     case Ready():
                         self._detector.ready(rank)
-                self._on_event(rank, event)
+                if not self._lost.done():  # else others may have been told of the loss
+                    self._on_event(rank, event)
         except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
         except OSError as error:
@@ -188,8 +241,11 @@ class Ranks:
     def _arrived(self, rank: int) -> None:
         self._here.add(rank)
         if len(self._here) == len(self._started.sockets):
-            for other in range(len(self._writers)):
-                self._tell(other, Meet())
+            self._meet_all()
+
+    def _meet_all(self) -> None:
+        for other in range(len(self._writers)):
+            self._tell(other, self._meet)
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

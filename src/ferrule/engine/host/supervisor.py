@@ -6,16 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from ferrule.engine.host.migration import MigrationMonitor
 from ferrule.engine.host.placement import Deployment, Loss, Planner, RankStarter
 from ferrule.engine.host.ranks import Ranks
 from ferrule.engine.host.restart_policy import RestartPolicy, pause
-from ferrule.engine.messages import Event, Loading, Order, Ready
-from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
-from ferrule.engine.types import RankInfo, Recovery, State
+from ferrule.engine.host.starting import RanksLostError, Running, Served, Start
+from ferrule.engine.messages import Order
+from ferrule.engine.options import MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
+from ferrule.engine.types import Recovery, State
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
 from ferrule.plan import Plan
 
@@ -25,47 +25,6 @@ END_SECONDS = 0.1
 """Grace for the ranks that are left when one is lost: what they had to say has been heard."""
 
 _log = logging.getLogger(__name__)
-
-
-class RanksLostError(Exception):
-    """The ranks were lost before the model was ready."""
-
-    def __init__(self, loss: Loss) -> None:
-        super().__init__(str(loss.error))
-        self.loss = loss
-
-
-@dataclass
-class Running:
-    """A deployment that is ready. ``cache_tokens``: how many tokens the caches of every rank hold."""
-
-    plan: Plan
-    infos: dict[int, RankInfo] = field(default_factory=dict)
-    cache_tokens: int = 0
-
-
-class Served(Protocol):
-    """Owner of the requests that the ranks answer. All of it is called from the event loop."""
-
-    def heard(self, event: Event) -> None:
-        """An event of a rank that runs."""
-        ...
-
-    def went_up(self, running: Running) -> int:
-        """The model is ready: send the requests that are open. Returns how many were interrupted and go on."""
-        ...
-
-    def idle(self) -> bool:
-        """Whether no request runs or waits."""
-        ...
-
-    def went_down(self, loss: Loss) -> bool:
-        """The ranks are gone. Returns whether a request is to blame, and given up."""
-        ...
-
-    def failed(self, error: FerruleError) -> None:
-        """The model does not come back."""
-        ...
 
 
 class RankSupervisor:
@@ -139,48 +98,27 @@ class RankSupervisor:
         tested = (deployment.starter, options.plan, options.device)
         if tested in self._proven:  # on the same hosts and devices, so that it has nothing new to find
             options = replace(options, self_test=False)
-        running = Running(options.plan)
-        size = running.plan.world_size
-        ready = asyncio.get_running_loop().create_future()
-
-        reached: dict[int, str] = {}
-
-        def heard(rank: int, event: Event) -> None:
-            if not isinstance(event, Ready):
-                if isinstance(event, Loading):
-                    reached[event.progress.rank] = event.progress.phase
-                self._served.heard(event)
-                return
-            reached[rank] = "ready"
-            running.infos[rank] = event.info
-            running.cache_tokens = min(running.cache_tokens or event.cache_tokens, event.cache_tokens)
-            if len(running.infos) == size and not ready.done():
-                ready.set_result(None)
-
-        ranks = await Ranks.start(deployment.starter, options, heard)
-        lost = asyncio.create_task(ranks.lost())
+        start = Start(options.plan, self._served)
+        ranks = await Ranks.start(deployment.starter, options, start.heard)
         try:
-            done, _ = await asyncio.wait([ready, lost], timeout=LOAD_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-            if lost in done:
-                raise RanksLostError(lost.result())
-            if not done:
-                stages = ", ".join(f"rank {rank}: {reached.get(rank, 'not begun')}" for rank in range(size))
-                raise EngineError(f"loading took more than {LOAD_TIMEOUT:g} s; where the ranks are: {stages}")
+            await start.done(ranks)
         except BaseException:
             await ranks.stop(END_SECONDS)
             raise
-        finally:
-            lost.cancel()
-        self._ranks, self._load_seconds = ranks, self._clock() - begun
+        self._load_seconds = self._clock() - begun
         self._proven = [*self._proven[1 - MOST_PROVEN :], tested]
         if deployment.note and deployment.note != self.note:
             _log.warning("%s", deployment.note)
         self.note = deployment.note
+        self._went_up(ranks, start.running)
+        return ranks
+
+    def _went_up(self, ranks: Ranks, running: Running) -> None:
+        self._ranks = ranks
         self._enter("ready", None)
         going_on = self._served.went_up(running)
         if self.last is not None and self.last.requests is None:
             self._report(going_on)
-        return ranks
 
     async def _keep(self, ranks: Ranks) -> None:
         try:
@@ -213,8 +151,52 @@ class RankSupervisor:
 
     async def _recover(self, ranks: Ranks, loss: Loss) -> Ranks:
         self.last = Recovery(str(loss.error), time.time())
-        await self._take_down(ranks, loss)
-        return await self._bring_back(loss)
+        self._go_down(loss)
+        renewed = False
+        try:
+            self._check_hope(loss)
+            try:
+                renewed = await self._renew(ranks, loss)
+            except RanksLostError as error:
+                loss = error.loss
+                self._check_hope(loss)
+        finally:
+            if not renewed:
+                await ranks.stop(END_SECONDS)
+        return ranks if renewed else await self._bring_back(loss)
+
+    async def _renew(self, ranks: Ranks, loss: Loss) -> bool:
+        """Whether the ranks that are left go on with what they have loaded, and others have taken the places of those
+        that are lost. Raises `RanksLostError` where more are lost meanwhile, and what is final."""
+        assert self.last is not None
+        assert self._deployment is not None
+        now = self._deployment
+        size = now.options.plan.world_size
+        if size == 1:
+            return False
+        leaving = asyncio.create_task(ranks.left())
+        try:
+            if not await self._planner.stays(now, loss):
+                return False
+            kept = await leaving
+        finally:
+            leaving.cancel()
+        if not kept or (loss.crashed and len(kept) == size):
+            return False
+        left = self.options.copies_left
+        options = replace(now.options, meet_seconds=RETURN_TIMEOUT, self_test=False, copies_left=left)
+        start = Start(options.plan, self._served)
+        try:
+            await ranks.renew(kept, options, start.heard)
+            await start.done(ranks)
+        except (EngineError, RanksLostError) as error:
+            _log.warning("the ranks that were left could not go on with others, so all start again: %s", error)
+            if isinstance(error, RanksLostError):
+                raise
+            return False
+        self.last = replace(self.last, kept=tuple(sorted(kept)))
+        self._went_up(ranks, start.running)
+        return True
 
     async def _move(self, ranks: Ranks, better: Deployment) -> Ranks:
         """Back to the deployment that ran, where the better one does not start."""
@@ -238,24 +220,31 @@ class RankSupervisor:
             except RanksLostError as error:
                 loss = error.loss
             self.last = Recovery(str(loss.error), time.time())
+            self._check_hope(loss)
             return await self._bring_back(loss)
         finally:
             self.moving = False
 
     async def _take_down(self, ranks: Ranks, loss: Loss) -> None:
+        self._go_down(loss)
+        await ranks.stop(END_SECONDS)
+
+    def _go_down(self, loss: Loss) -> None:
         self._ranks = None
         self._enter("recovering", loss.error)
         if self._served.went_down(loss):
             self._restarts.explained()
-        await ranks.stop(END_SECONDS)
+
+    def _check_hope(self, loss: Loss) -> None:
+        """Note a loss. Raises an error where no start helps."""
+        reason = self._restarts.hopeless(loss, self._clock())
+        if reason is not None:
+            raise EngineError(reason)
 
     async def _bring_back(self, loss: Loss) -> Ranks:
-        """Raises the error for which the model fails."""
+        """After a loss that was noted. Raises the error for which the model fails."""
         attempt, patience = 0, RETURN_TIMEOUT
         while True:
-            reason = self._restarts.hopeless(loss, self._clock())
-            if reason is not None:
-                raise EngineError(reason)
             while True:
                 await asyncio.sleep(pause(attempt))
                 attempt += 1
@@ -265,6 +254,7 @@ class RankSupervisor:
                     self._wait(error)
                 except RanksLostError as error:
                     loss = error.loss
+                    self._check_hope(loss)
                     patience = min(2 * patience, MEET_TIMEOUT)
                     break
             if not loss.crashed:
@@ -290,10 +280,12 @@ class RankSupervisor:
     def _report(self, going_on: int) -> None:
         assert self.last is not None
         self.recoveries += 1
-        self.last = Recovery(self.last.cause, self.last.at, time.time() - self.last.at, going_on)
+        self.last = replace(self.last, seconds=time.time() - self.last.at, requests=going_on)
+        kept = f" (rank {' and '.join(map(str, self.last.kept))} kept what it had loaded)" if self.last.kept else ""
         _log.warning(
-            "%s; the model is back after %.1f s, and %d interrupted requests go on",
+            "%s; the model is back after %.1f s%s, and %d interrupted requests go on",
             self.last.cause,
             self.last.seconds,
+            kept,
             going_on,
         )

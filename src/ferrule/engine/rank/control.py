@@ -6,6 +6,10 @@ The other end is `ferrule.engine.host.ranks`.
 from __future__ import annotations
 
 import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ferrule.engine.messages import LINE_LIMIT, Event, Here, Loading, Meet, Order, Start, decode_order, encode
 from ferrule.engine.options import RankOptions
@@ -38,6 +42,17 @@ class Control:
         except OSError as error:
             raise EngineError(f"the process that started this rank is gone: {error}") from None
 
+    @contextmanager
+    def within(self, seconds: float, late: Event) -> Iterator[None]:
+        """Send ``late`` where what is done inside takes longer."""
+        timer = threading.Timer(seconds, self.send, [late])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def progress(self, progress: Progress) -> None:
         self.send(Loading(progress))
 
@@ -48,12 +63,23 @@ class Control:
             raise EngineError(f"a rank that waits for its options was told to {order!r}")
         return order.options
 
-    def meet(self) -> None:
+    def meet(self) -> Meet:
         """Say that this rank has done its imports, and wait until all have: only then does their time to meet begin."""
         self.send(Here())
         order = self._next()
         if not isinstance(order, Meet):
             raise EngineError(f"a rank that waits for the others was told to {order!r}")
+        return order
+
+    def meet_anew(self, seconds: float) -> Meet:
+        """Wait to be told to meet the others anew; what was ordered before is void. Raises `EngineError` where that
+        does not come in time."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for order in self.orders(left):
+                if isinstance(order, Meet):
+                    return order
+        raise EngineError(f"this rank waited for {seconds:g} s to meet the others again")
 
     def _next(self) -> Order:
         while not self._early:

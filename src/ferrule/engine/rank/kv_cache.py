@@ -76,6 +76,12 @@ class KVCache:
         if sequence is not None:
             sequence.drop()
 
+    def clear(self) -> None:
+        """Forget all sequences, also in the midst of a batch, and the pages."""
+        for identity in list(self.sequences):
+            self.release(identity)
+        self.segments, self.tokens, self.rows, self.pages = [], None, None, None
+
     def begin(self, identity: int, known: int) -> SequenceCache:
         """Start a sequence afresh, of which so many tokens are ``known``."""
         self.release(identity)

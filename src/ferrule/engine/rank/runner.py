@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from ferrule.engine.architectures import encodes
 from ferrule.engine.device_names import CPU, device_of, parse_device
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.devices.peers.join import tensor_group
+from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.cache.shared import SharedBlocks
@@ -22,6 +24,7 @@ from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import read_config
 from ferrule.engine.types import Progress
+from ferrule.errors import EngineError
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
 
@@ -47,6 +50,16 @@ class Runner(Protocol):
     @property
     def shared(self) -> SharedBlocks | None:
         """Blocks of the prefix cache; None before `unshared`, and where there can be none."""
+        ...
+
+    @property
+    def keeps(self) -> bool:
+        """Whether `rejoin` can be called."""
+        ...
+
+    def rejoin(self, world: Group, stage: Group) -> None:
+        """Go on, with what was loaded, in groups that take the place of those it had, which are closed. Sequences,
+        blocks and captured steps are forgotten; nothing may have been computed since by half."""
         ...
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
@@ -102,24 +115,60 @@ class Runner(Protocol):
 
 def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progress], None]) -> Runner:
     """Load this rank's part of the model. Raises `ModelError`, `PlanError` or `ConfigError` where it cannot be run."""
+    return choose_runner(options, world, _stage_of(options, world), on_progress)
+
+
+def rejoin(
+    runner: Runner, options: RankOptions, world: Group, watched: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """In the place of `make_runner` on a rank that has met the others before: its ``runner`` goes on in ``world``.
+    ``watched``: around what waits for no other rank.
+
+    Raises `EngineError` where the devices of a host can exchange by themselves now, which they could not before.
+    """
+    stage = _stage_of(options, world)
+    names = _devices_of(options, world)
+    if not _in_host_memory(names):
+        parts = tensor_group(world, stage, runner.device, alike=_alike(names))
+        if isinstance(parts, PeerGroup):
+            raise EngineError("devices of this host can exchange by themselves now: the model has to be loaded anew")
+    with watched():
+        runner.rejoin(world, stage)
+    runner.options = options
+
+
+def _stage_of(options: RankOptions, world: Group) -> Group:
+    """The ranks of this rank's stage; all ranks call it."""
     shard = options.plan.shards[world.rank]
     stage = world.split(color=shard.stage, key=shard.part)
     assert stage is not None  # only a rank without a colour gets none
-    return choose_runner(options, world, stage, on_progress)
+    return stage
+
+
+def _devices_of(options: RankOptions, world: Group) -> list[str]:
+    return [device_of(options.device, rank, world.size) for rank in range(world.size)]
+
+
+def _in_host_memory(devices: Sequence[str]) -> bool:
+    return all(parse_device(name)[0] == CPU for name in devices)
+
+
+def _alike(devices: Sequence[str]) -> bool:
+    """Whether all have memory of their own."""
+    return not any(parse_device(name)[0] == CPU for name in devices)
 
 
 def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
     """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
-    names = [device_of(options.device, rank, world.size) for rank in range(world.size)]
+    names = _devices_of(options, world)
     device = open_device(names[world.rank], options.threads)
     if encodes(read_config(Path(options.directory))):
         return EncoderRunner(options, world, device, on_progress)
-    in_host_memory = [parse_device(name)[0] == CPU for name in names]
-    if all(in_host_memory):  # the native library computes there
+    if _in_host_memory(names):  # the native library computes there
         try:
             return StepRunner(options, world, stage, device, on_progress)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
-    alike = not any(in_host_memory)
-    parts = None if all(in_host_memory) else tensor_group(world, stage, device, alike=alike)
+    alike = _alike(names)
+    parts = None if _in_host_memory(names) else tensor_group(world, stage, device, alike=alike)
     return TorchRunner(options, world, stage, device, on_progress, alike=alike, parts=parts)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.devices.peers.peer_group import PeerGroup
+from ferrule.engine.devices.staging import StagedGroup
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.blocks import TensorBlocks
@@ -79,6 +80,27 @@ class TorchRunner:
         self._layouts: dict[int, Layout] | None = None
         self._graph_memory = 0
         self.captured: CapturedSteps | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """See `Runner.keeps`: devices that exchange by themselves may be stuck in what they do, for a lost one."""
+        return not isinstance(self._stage, PeerGroup)
+
+    def rejoin(self, world: Group, stage: Group) -> None:
+        """See `Runner.rejoin`."""
+        self.device.synchronize()
+        self.world.take_over(world)
+        self.stage.take_over(stage)
+        for group in (self.stages, self._stage):
+            if isinstance(group, StagedGroup):
+                group.renew()
+        if self.shared is not None:
+            self.shared.close()
+        self.captured = self.shared = self._layouts = None
+        self._graph_memory = 0
+        self.model.cache.clear()
+        if self._tower is not None:
+            self._tower.clear()
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """See `Runner.run`."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import transformers
 
 from ferrule import fabric
-from ferrule.config import environment, pins_threads
+from ferrule.config import FabricSettings, environment, fabric_settings, pins_threads
 from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
 from ferrule.engine.devices import device_kind, name_here
-from ferrule.engine.messages import Failed, Ready
-from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
+from ferrule.engine.messages import Failed, Meet, Ready
+from ferrule.engine.options import KEPT_SECONDS, LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Kind, receive
 from ferrule.engine.rank.cache.shared import open_index, read_blocks
 from ferrule.engine.rank.control import Control
@@ -28,7 +29,7 @@ from ferrule.engine.rank.device_use import DeviceUse, devices_of_all
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.encoder.trial import try_encoder
-from ferrule.engine.rank.runner import Runner, make_runner
+from ferrule.engine.rank.runner import Runner, make_runner, rejoin
 from ferrule.engine.rank.vision.incoming import Incoming
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.warm_up import warm_up
@@ -41,7 +42,10 @@ from ferrule.errors import FabricError, FerruleError, PeerLost
 from ferrule.process import pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 from ferrule.process.memory import private_bytes
+from ferrule.secure import derived_key
 
+REJOIN_SECONDS = 30.0
+"""In which a rank that is left must have forgotten sequences and taken up its new connections: longer ones hang."""
 RANK_NAME = "ferrule rank"
 """Of the process."""
 
@@ -52,8 +56,7 @@ def main(arguments: list[str], line: Lifeline) -> int:
         name_process(STANDBY_NAME)
         options = RankOptions.from_json(arguments[0]) if arguments else control.options()
         name_process(RANK_NAME)
-        control.meet()
-        serve(options, control, use)
+        serve(options, control, use, control.meet())
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
         control.send(Failed(type(error).__name__, str(error), device=use.lost_by(error)))
         return error.exit_code
@@ -63,16 +66,45 @@ def main(arguments: list[str], line: Lifeline) -> int:
     return 0
 
 
-def serve(options: RankOptions, control: Control, use: DeviceUse) -> None:
-    """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
+@dataclass
+class Part:
+    """What a rank has loaded, once all were ready; it outlives the group of the ranks."""
+
+    runner: Runner | None = None
+
+    @property
+    def stays(self) -> bool:
+        return self.runner is not None and self.runner.keeps
+
+
+def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) -> None:
+    """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer before all
+    were ready. After that the rank keeps what it has loaded, and meets those that are left and those that are new."""
     transformers.logging.set_verbosity_error()
-    with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
-        try:
-            serve_in(world, options, control, use)
-        except FabricError as error:
-            happened = error.happened if isinstance(error, PeerLost) else str(error)
-            control.send(Failed(type(error).__name__, happened, lost_rank(world)))
-            raise
+    settings, part = fabric_settings(environment(), strict=True), Part()
+    while True:
+        meeting = at_meeting(settings, meet.number)
+        with fabric.init(settings=meeting, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
+            try:
+                serve_in(world, options, control, use, part)
+            except FabricError as error:
+                happened = error.happened if isinstance(error, PeerLost) else str(error)
+                control.send(Failed(type(error).__name__, happened, lost_rank(world), keeps=part.stays))
+                if not part.stays:
+                    raise
+                world.abort(happened)
+        fabric.close_all()
+        meet = control.meet_anew(KEPT_SECONDS)
+        if meet.options is not None:
+            options = replace(meet.options, threads=options.threads)
+
+
+def at_meeting(settings: FabricSettings, number: int) -> FabricSettings:
+    """``settings`` for the ranks' meeting of this ``number``: see `Meet`. The listening socket stays for those to come,
+    and so does what waits at it meanwhile."""
+    listen_fd = None if settings.listen_fd is None else os.dup(settings.listen_fd)
+    key = bytes.fromhex(derived_key(settings.key, f"meeting {number}")) if number else settings.key
+    return replace(settings, listen_fd=listen_fd, key=key)
 
 
 def lost_rank(world: fabric.Group) -> int | None:
@@ -86,7 +118,8 @@ def lost_rank(world: fabric.Group) -> int | None:
     return None
 
 
-def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: DeviceUse) -> None:
+def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: DeviceUse, part: Part) -> None:
+    """``part``: of this rank, if it has it already."""
     base = peak = private_bytes()
     control.progress(Progress(world.rank, "start"))
 
@@ -106,7 +139,14 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     config = read_config(obtained.directory)
     vocabulary = config.vocab_size
     reference = expected(world, options, obtained, vocabulary, on_progress)
-    runner = make_runner(replace(options, directory=str(obtained.directory)), world, on_progress)
+    options = replace(options, directory=str(obtained.directory))
+    if part.runner is None:
+        runner = make_runner(options, world, on_progress)
+    else:
+        runner = part.runner
+        late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
+        rejoin(runner, options, world, partial(control.within, REJOIN_SECONDS, late))
+        world = runner.world
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
     trial = try_encoder(runner, vocabulary) if isinstance(runner, EncoderRunner) else warm_up(runner)
@@ -127,7 +167,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     )
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
-    use.starting = False
+    use.starting, part.runner = False, runner
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
         incoming = Incoming(seeing_of(obtained.directory))

@@ -58,6 +58,11 @@ class SharedBlocks:
         self.store = store
         self.files: BlockFiles | None = None
 
+    def close(self) -> None:
+        """Leave the files to those who come next."""
+        if self.files is not None:
+            self.files.close()
+
     def prepare(self, batch: Batch) -> None:
         """Do what ``batch`` says is to be done before it."""
         for each in batch.kept:

@@ -24,6 +24,7 @@ class EncoderRunner:
 
     shared: None = None
     copies_blocks = False
+    keeps = False
 
     def __init__(
         self,
@@ -44,6 +45,10 @@ class EncoderRunner:
         self.weight_bytes = self.encoder.weight_bytes
         self.dtype = str(self.encoder.dtype).removeprefix("torch.")
         self.device_title = f"{device.title}, transformers"
+
+    def rejoin(self, world: Group, stage: Group) -> None:
+        """See `Runner.rejoin`: a group of one loses no rank."""
+        raise EngineError(WHOLE)
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """See `Runner.run`: hidden states of whole texts. There are no caches to release, and no images."""

@@ -40,7 +40,6 @@ class Assembled:
         }
         for operation in description.operations:
             self._add(operation)
-        weights.vectors.clear()  # the program has its own
 
     def _view(self, view: View) -> tuple[int, int]:
         return self.registers[view.register], view.offset

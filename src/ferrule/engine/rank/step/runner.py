@@ -67,11 +67,30 @@ class StepRunner:
             weights = load_weights(built, self.description, checkpoint, loaded)
             weights.add(adapters, built.dtype)
         restore_buffers(built.model, device.torch_device)
-        buffers = dict(built.model.named_buffers())
+        self._weights, self._buffers = weights, dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
         self.dtype = str(built.dtype).removeprefix("torch.")
         self.weight_bytes = weights.bytes
-        self.assembled = Assembled(self.description, weights, buffers, built.dtype, stage, options.threads)
+        self._assemble()
+
+    @property
+    def keeps(self) -> bool:
+        """See `Runner.keeps`."""
+        return True
+
+    def rejoin(self, world: Group, stage: Group) -> None:
+        """See `Runner.rejoin`."""
+        self.world.take_over(world)
+        self.stage.take_over(stage)
+        self.shared.close()
+        del self.assembled, self.program, self.shared  # and the caches, before others are made
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """A program that has seen no sequence."""
+        self.assembled = Assembled(
+            self.description, self._weights, self._buffers, self.torch_dtype, self.stage, self.options.threads
+        )
         self.program = self.assembled.program
         self.shared = SharedBlocks(ProgramBlocks(self.program))
 

@@ -59,6 +59,10 @@ class Tower:
         if self._seen and gone:
             self._seen = {key: seen for key, seen in self._seen.items() if key[0] not in gone}
 
+    def clear(self) -> None:
+        """Drop all that is seen."""
+        self._seen = {}
+
     def look(self, batch: Batch, features: Sequence[bytes]) -> Tensor:
         """What is seen of the pictures of ``batch``: (placeholders, `depths`, width). ``features``: of those that begin
         in it."""
