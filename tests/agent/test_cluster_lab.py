@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,10 @@ def hosts(emulated_hosts, tmp_path):
 
 def serves_on_both(row):
     return (row.state, row.on, row.hosts) == ("ready", "host0", ("host0", "host1"))
+
+
+def ranks_of(hosts, host):
+    return {pid for pid in hosts.lab.processes(host) if Path(f"/proc/{pid}/comm").read_text() == "ferrule rank\n"}
 
 
 GARBAGE = """
@@ -112,7 +117,7 @@ def test_a_host_without_multicast_joins_by_address_and_another_key_is_refused(ho
 def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
     token = token_in(hosts.run(0, "up", "--no-mdns"))
     hosts.run(1, "up", "--no-mdns", "--join", token)
-    shown = hosts.run(0, "serve", "--demo", "--threads", "1", timeout=180)
+    shown = hosts.run(0, "serve", "--demo", "--tp", "2", "--threads", "1", timeout=180)
     assert "ferrule-demo" in shown
     (row,) = hosts.models(1)
     assert row.state == "ready"
@@ -127,10 +132,12 @@ def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
         "a host": lambda: hosts.kill(1),
     }
     for fault, strike in faults.items():
+        left = ranks_of(hosts, 0)
         stream = Stream(hosts)
         stream.read(20)
         strike()
         assert stream.rest() == undisturbed, fault
+        assert left <= ranks_of(hosts, 0), fault
         if fault == "a cable":
             cable.restore()
             hosts.until(lambda: hosts.states(0)["host1"] == "up")

@@ -138,7 +138,10 @@ class FakeRanks:
     def log_tail(self, rank: int) -> str:
         return "oh"
 
-    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
+    def options_of(self, rank: int, options: RankOptions) -> RankOptions:
+        return options
+
+    async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
         self.replaced.append([*ranks])
         if not self.heirs:
             raise ModelUnavailable("fake ranks are not replaced")
@@ -192,8 +195,8 @@ class FakeStarter:
 class FakePlanner:
     """Raises the ``errors`` one after another, but not at the first start; remembers the losses."""
 
-    def __init__(self, starter: FakeStarter, *errors: FerruleError, stays: bool = False) -> None:
-        self.starter, self.errors, self.may_stay = starter, list(errors), stays
+    def __init__(self, starter: FakeStarter, *errors: FerruleError, keeps: bool = False) -> None:
+        self.starter, self.errors, self.may_keep = starter, list(errors), keeps
         self.losses: list[Loss | None] = []
         self.next: Deployment | None = None
         """A better one, for a model that runs elsewhere."""
@@ -204,8 +207,8 @@ class FakePlanner:
             raise self.errors.pop(0)
         return Deployment(options, self.starter, self.starter)
 
-    async def stays(self, now: Deployment, loss: Loss) -> bool:
-        return self.may_stay
+    async def keeping(self, options: RankOptions, now: Deployment, loss: Loss) -> Deployment | None:
+        return now if self.may_keep else None
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         return None if self.next == now else self.next

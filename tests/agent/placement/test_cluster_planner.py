@@ -101,6 +101,34 @@ def spec():
     return read_model("llama-3.1-8b")
 
 
+def test_those_that_are_left_stay_where_they_are_and_others_come_beside_them(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+    a, b, c = (member.host for member in MEMBERS)
+    engine = EngineOptions("x", tensor=2, pipeline=2)
+    planner = ClusterPlanner(None, engine, split=True)
+    options = RankOptions("/models/x", "auto", make_plan(spec, tensor=2, pipeline=2), 1, 2048, 8, 512, ())
+    planner._spec = spec
+
+    async def scene():
+        now = await planner.place(options, None)
+        assert [host for host, _ in now.starter.places] == [a, a, b, c]
+        loss = Loss(EngineError("gone"), (2,), ("hostb",), crashed=True)
+        assert await planner.keeping(options, now, loss) is now
+        cluster.answering = [a, b]
+        found = await planner.keeping(options, now, loss)
+        assert [host for host, _ in found.starter.places] == [a, a, b, b]
+        looks = cluster.looks
+        assert await planner.place(options, loss) == found
+        assert cluster.looks == looks, "it knows already who answers"
+        cluster.answering = [b, c]
+        assert await planner.keeping(options, now, loss) is None, "the others look for rank 0 where it was"
+        lost = replace(loss, devices=(("hostb", DeviceLost("cuda:0", starting=True, others=())),))
+        cluster.answering = [a, b, c]
+        assert await planner.keeping(options, now, lost) is None
+
+    asyncio.run(scene())
+
+
 def test_an_agent_that_does_not_answer_is_waited_for(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch)
 

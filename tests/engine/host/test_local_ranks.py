@@ -77,7 +77,7 @@ def test_a_lost_rank_is_replaced_by_a_standby_process_whose_place_is_filled_agai
             await deployment.standby.prepare(deployment)
             standby = sleeping() - ranks
             assert len(standby) == 2
-            (ours,) = await started.replace([1], deployment.options)
+            (ours,) = await started.replace([1], deployment)
             assert started.sockets[1] is ours
             left = sleeping()
             assert (len(left & ranks), len(left & standby), len(left)) == (1, 2, 3)
@@ -85,9 +85,10 @@ def test_a_lost_rank_is_replaced_by_a_standby_process_whose_place_is_filled_agai
             assert len(sleeping()) == 4
             assert left < sleeping()
             loss = Loss(EngineError("gone"), (1,), ("",), crashed=True)
-            assert await planner.stays(deployment, loss)
+            assert await planner.keeping(deployment.options, deployment, loss) == deployment
             lost = DeviceLost("cuda:0", starting=True, others=())
-            assert not await planner.stays(deployment, replace(loss, devices=(("", lost),)))
+            loss = replace(loss, devices=(("", lost),))
+            assert await planner.keeping(deployment.options, deployment, loss) is None
         finally:
             await started.stop(0)
             await deployment.standby.close()

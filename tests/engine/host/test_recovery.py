@@ -98,7 +98,7 @@ def test_an_answer_goes_on_behind_its_last_token(victim: int, monkeypatch: pytes
 @pytest.mark.parametrize("victim", [0, 1])
 def test_those_that_are_left_keep_what_they_have_loaded(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     starter = FakeStarter(loads=1)
-    planner = FakePlanner(starter, stays=True)
+    planner = FakePlanner(starter, keeps=True)
     other = 1 - victim
 
     async def body(engine: LocalEngine) -> None:
@@ -127,7 +127,7 @@ def test_all_start_again_where_those_that_are_left_cannot_go_on(fault: str, monk
     monkeypatch.setattr(ranks_module, "KEEP_SECONDS", 0.05)
     monkeypatch.setattr(ranks_module, "NAMED_SECONDS", 0.05)
     starter = FakeStarter(loads=2)
-    planner = FakePlanner(starter, stays=True)
+    planner = FakePlanner(starter, keeps=True)
 
     async def body(engine: LocalEngine) -> None:
         first = starter.started[0]

@@ -128,16 +128,29 @@ class ClusterPlanner:
         self.chosen(deployment)
         return deployment
 
-    async def stays(self, now: Deployment, loss: Loss) -> bool:
+    async def keeping(self, options: RankOptions, now: Deployment, loss: Loss) -> Deployment | None:
+        """Where a host is lost: if the user said how to split. Else memory that ranks have kept would count as taken
+        when it is planned anew."""
         self._returns.settled()
         if self._lost.lasting(loss, time.monotonic()):
-            return False
+            return None
         try:
             members = await self._members()
+            self._seen, there = (loss, members), {member.host for member in members}
+            if not isinstance(now.starter, ClusterStarter):
+                return None
+            before = [member.host for member in now.starter.members]
+            if there.issuperset(before):
+                return now
+            if not self._split or self._saved is not None:
+                return None
+            found = await self._deployment(options, members, self._lost, fresh=False)
         except FerruleError:
-            return False
-        self._seen, there = (loss, members), {member.host for member in members}
-        return isinstance(now.starter, ClusterStarter) and there.issuperset(host for host, _ in now.starter.places)
+            return None
+        assert isinstance(found.starter, ClusterStarter)
+        after = [member.host for member in found.starter.members]
+        stay = all(new == old for old, new in zip(before, after, strict=True) if old in there)
+        return found if stay and before[0] in there and found.options == now.options else None
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         """With hosts that have been up, and devices that have been back for `FERRULE_MOVE_BACK`: on more of them where

@@ -16,6 +16,7 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
+from ferrule.engine.host.placement import Deployment
 from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, SENDING_MODULE, rank_environment
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.errors import AuthError, ClusterError, EngineError, ModelError, ModelUnavailable
@@ -147,17 +148,29 @@ class ClusterRanks:
             )
             raise EngineError(text) if final else ModelUnavailable(text)
 
-    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
-        """See `StartedRanks.replace`."""
+    async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
+        """See `StartedRanks.replace`. Rank 0 stays on its host, where the others find it."""
+        assert isinstance(deployment.starter, ClusterStarter)
+        now, members, self._threads = self._members, deployment.starter.members, deployment.starter.threads
+        moved = [rank for rank, member in enumerate(members) if member.host != now[rank].host]
+        if 0 in moved or not set(moved) <= set(ranks):
+            raise ModelUnavailable("ranks that are left would have to move")
+        self._members, self.hosts = members, [member.name for member in members]
+        for host in self._lives.keys() - {member.host for member in members}:
+            self._lives.pop(host).close()
         with suppress(TimeoutError):  # one that is stopped does not end before its agent has an order for another
             async with asyncio.timeout(EXIT_SECONDS):
-                while any(self._codes[rank] is None for rank in ranks):
+                while any(self._codes[rank] is None for rank in ranks if rank not in moved):
                     self._news.clear()
                     await self._news.wait()
         for rank in ranks:
             self._codes[rank], self._tails[rank] = None, ""
         try:
-            made = await _all_or_none(self._start_rank(rank, options) for rank in ranks)
+            if moved and deployment.starter.source is not None:
+                await deployment.starter.source.send(members, deployment.options)
+            new = {members[rank].host: members[rank] for rank in moved if members[rank].host not in self._lives}
+            await _all_or_none(self._begin(member) for member in new.values())
+            made = await _all_or_none(self._start_rank(rank, deployment.options) for rank in ranks)
         except (ClusterError, AuthError, OSError, TimeoutError) as error:
             raise ModelUnavailable(
                 f"a rank could not be started: {error or 'a host did not answer in time'}"
@@ -165,6 +178,10 @@ class ClusterRanks:
         for rank, ours in zip(ranks, made, strict=True):
             self.sockets[rank] = ours
         return made
+
+    def options_of(self, rank: int, options: RankOptions) -> RankOptions:
+        """See `StartedRanks.options_of`."""
+        return replace(options, threads=self._threads[rank])
 
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(self._end(host, life, grace) for host, life in list(self._lives.items())))
@@ -200,7 +217,7 @@ class ClusterRanks:
         self._news.set()
 
     async def _start_rank(self, rank: int, options: RankOptions) -> socket.socket:
-        options = replace(options, threads=self._threads[rank])
+        options = self.options_of(rank, options)
         connection = await connect_member(self._home, self._members[rank], Purpose.START)
         order = StartProcess(
             self._job,

@@ -128,11 +128,11 @@ class LocalPlanner:
             )
         return await self._around(self._lost, options)
 
-    async def stays(self, now: Deployment, loss: Loss) -> bool:
+    async def keeping(self, options: RankOptions, now: Deployment, loss: Loss) -> Deployment | None:
         self._returns.settled()
         if self._lost.lasting(loss, time.monotonic()):
-            return False
-        return self._lab is None or not await self._missing(self._lab, now.options)
+            return None
+        return None if self._lab is not None and await self._missing(self._lab, now.options) else now
 
     @staticmethod
     async def _missing(lab: Lab, options: RankOptions) -> list[str]:

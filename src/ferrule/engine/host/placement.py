@@ -40,9 +40,14 @@ class StartedRanks(Protocol):
         """The last lines that a rank wrote, joined by `` | ``; empty where there are none."""
         ...
 
-    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
-        """End these ranks, if they have not ended, and start others in their places, which meet those that are left.
-        Returns our ends of their control connections. Raises `ModelUnavailable` where that cannot be, or not now."""
+    async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
+        """End these ranks, if they have not ended, and start others in their places, as ``deployment`` says, which meet
+        those that are left. Returns our ends of their control connections. Raises `ModelUnavailable` where that cannot
+        be, or not now."""
+        ...
+
+    def options_of(self, rank: int, options: RankOptions) -> RankOptions:
+        """``options`` as this rank has them on its host."""
         ...
 
     async def stop(self, grace: float) -> None:
@@ -120,9 +125,10 @@ class Planner(Protocol):
         """
         ...
 
-    async def stays(self, now: Deployment, loss: Loss) -> bool:
-        """Whether the ranks that are left may go on as ``now``, and others take the places of those that were lost, on
-        the same hosts and devices. Asked before `place` is told of the same ``loss``. Raises no `FerruleError`."""
+    async def keeping(self, options: RankOptions, now: Deployment, loss: Loss) -> Deployment | None:
+        """As ``now``, for ranks that are left and go on where they are, and others that take the places of those that
+        were lost, there or elsewhere. None where there is no such deployment. Asked before `place` is told of the same
+        ``loss``; it raises no `FerruleError`. ``options``: as of `place`."""
         ...
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:

@@ -18,6 +18,7 @@ from ferrule.process import usable_cores
 from ferrule.process.lifeline import LIFELINE
 
 if TYPE_CHECKING:
+    from ferrule.engine.host.placement import Deployment
     from ferrule.engine.options import RankOptions
     from ferrule.lab import Lab
 
@@ -84,12 +85,16 @@ class LocalRanks:
         log = self._logs / f"rank-{rank}.log"
         return " | ".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]) if log.exists() else ""
 
-    async def replace(self, ranks: Sequence[int], options: RankOptions) -> Sequence[socket.socket]:
+    async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
         """See `StartedRanks.replace`; from the thread that started the others."""
         for rank in ranks:
             self.renew(rank)
-            tell_options(self._pairs[rank][0], options)
+            tell_options(self._pairs[rank][0], deployment.options)
         return [self._pairs[rank][0] for rank in ranks]
+
+    def options_of(self, rank: int, options: RankOptions) -> RankOptions:
+        """See `StartedRanks.options_of`."""
+        return options
 
     def renew(self, rank: int) -> None:
         """Another process in the place of one, which is ended if it runs. Raises `ModelUnavailable`."""

@@ -11,7 +11,7 @@ from typing import Self
 
 from ferrule import errors
 from ferrule.engine.host.failure_detector import TICK_SECONDS, FailureDetector
-from ferrule.engine.host.placement import Loss, RankStarter, StartedRanks
+from ferrule.engine.host.placement import Deployment, Loss, RankStarter, StartedRanks
 from ferrule.engine.messages import (
     LINE_LIMIT,
     Alive,
@@ -118,7 +118,7 @@ class Ranks:
         self._here: set[int] = set()
         self._kept: set[int] = set()
         self._meetings = 0
-        self._meet = Meet()
+        self._options = options
         self._detector = FailureDetector(options.plan.world_size, options.meet_seconds)
         self._watching = asyncio.create_task(self._watch(), name="signs of life")
         self._readers: list[asyncio.Task[None]] = []
@@ -141,8 +141,8 @@ class Ranks:
         return await asyncio.shield(self._lost)
 
     async def left(self) -> frozenset[int]:
-        """After a loss: the ranks that keep what they have loaded. None where one neither says so nor ends in time, as
-        then something else is wrong."""
+        """After a loss: the ranks that keep what they have loaded. No rank where one neither says so nor ends in time:
+        something else is wrong then."""
         begun = time.monotonic()
         while True:
             ended = {rank for rank, reader in enumerate(self._readers) if reader.done()}
@@ -155,21 +155,21 @@ class Ranks:
                 return frozenset()
             await asyncio.sleep(SETTLE_STEP)
 
-    async def renew(self, kept: frozenset[int], options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
-        """Go on with those that `left` told of, and a new process for each other; all meet anew. A loss from now on is
-        another one. Raises what the starter raises."""
+    async def renew(self, kept: frozenset[int], deployment: Deployment, on_event: Callable[[int, Event], None]) -> None:
+        """Go on as ``deployment`` with those that `left` told of, and a new process for each other; all meet anew. A
+        loss from now on is another one. Raises `ModelUnavailable`."""
+        self._options = options = deployment.options
         gone = [rank for rank in range(len(self._readers)) if rank not in kept]
         self._failure, self._settling = RankFailure(), None
         self._lost = asyncio.get_running_loop().create_future()
         self._on_event, self._here, self._kept = on_event, set(kept), set()
         self._meetings += 1
-        self._meet = Meet(self._meetings, options)
         for rank in gone:
             self._readers[rank].cancel()
             self._writers[rank].transport.abort()
             self._detector.expect(rank, options.meet_seconds)
         await asyncio.gather(*(self._readers[rank] for rank in gone), return_exceptions=True)
-        for rank, ours in zip(gone, await self._started.replace(gone, options), strict=True):
+        for rank, ours in zip(gone, await self._started.replace(gone, deployment), strict=True):
             await self._connect(rank, ours)
         if any(self._readers[rank].done() for rank in kept):
             self._find_cause()
@@ -244,8 +244,9 @@ class Ranks:
             self._meet_all()
 
     def _meet_all(self) -> None:
-        for other in range(len(self._writers)):
-            self._tell(other, self._meet)
+        for rank in range(len(self._writers)):
+            options = self._started.options_of(rank, self._options) if self._meetings else None
+            self._tell(rank, Meet(self._meetings, options))
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

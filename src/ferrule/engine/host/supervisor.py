@@ -95,8 +95,7 @@ class RankSupervisor:
             await old.close()
         self._deployment = deployment
         options = replace(deployment.options, meet_seconds=patience)
-        tested = (deployment.starter, options.plan, options.device)
-        if tested in self._proven:  # on the same hosts and devices, so that it has nothing new to find
+        if self._is_proven(deployment):
             options = replace(options, self_test=False)
         start = Start(options.plan, self._served)
         ranks = await Ranks.start(deployment.starter, options, start.heard)
@@ -106,12 +105,20 @@ class RankSupervisor:
             await ranks.stop(END_SECONDS)
             raise
         self._load_seconds = self._clock() - begun
-        self._proven = [*self._proven[1 - MOST_PROVEN :], tested]
+        self._prove(deployment)
         if deployment.note and deployment.note != self.note:
             _log.warning("%s", deployment.note)
         self.note = deployment.note
         self._went_up(ranks, start.running)
         return ranks
+
+    def _is_proven(self, deployment: Deployment) -> bool:
+        """Whether a self-test has nothing new to find: it ran on the same hosts and devices."""
+        return _place_of(deployment) in self._proven
+
+    def _prove(self, deployment: Deployment) -> None:
+        place = _place_of(deployment)
+        self._proven = [*[each for each in self._proven if each != place][1 - MOST_PROVEN :], place]
 
     def _went_up(self, ranks: Ranks, running: Running) -> None:
         self._ranks = ranks
@@ -176,24 +183,33 @@ class RankSupervisor:
             return False
         leaving = asyncio.create_task(ranks.left())
         try:
-            if not await self._planner.stays(now, loss):
+            found = await self._planner.keeping(self.options, now, loss)
+            if found is None:
                 return False
             kept = await leaving
         finally:
             leaving.cancel()
         if not kept or (loss.crashed and len(kept) == size):
             return False
-        left = self.options.copies_left
-        options = replace(now.options, meet_seconds=RETURN_TIMEOUT, self_test=False, copies_left=left)
+        options = replace(
+            found.options,
+            meet_seconds=RETURN_TIMEOUT,
+            self_test=found.options.self_test and not self._is_proven(found),
+            copies_left=self.options.copies_left,
+        )
         start = Start(options.plan, self._served)
         try:
-            await ranks.renew(kept, options, start.heard)
+            await ranks.renew(kept, replace(found, options=options), start.heard)
             await start.done(ranks)
         except (EngineError, RanksLostError) as error:
             _log.warning("the ranks that were left could not go on with others, so all start again: %s", error)
             if isinstance(error, RanksLostError):
                 raise
             return False
+        if found is not now:
+            self._planner.chosen(found)
+        self._deployment, self.note = found, found.note
+        self._prove(found)
         self.last = replace(self.last, kept=tuple(sorted(kept)))
         self._went_up(ranks, start.running)
         return True
@@ -289,3 +305,7 @@ class RankSupervisor:
             kept,
             going_on,
         )
+
+
+def _place_of(deployment: Deployment) -> tuple[RankStarter, Plan, str]:
+    return deployment.starter, deployment.options.plan, deployment.options.device

@@ -132,9 +132,11 @@ def rejoin(
         parts = tensor_group(world, stage, runner.device, alike=_alike(names))
         if isinstance(parts, PeerGroup):
             raise EngineError("devices of this host can exchange by themselves now: the model has to be loaded anew")
+    runner.options = options
+    if parse_device(names[world.rank])[0] == CPU:
+        open_device(names[world.rank], options.threads)  # which may be others than before
     with watched():
         runner.rejoin(world, stage)
-    runner.options = options
 
 
 def _stage_of(options: RankOptions, world: Group) -> Group:

@@ -38,7 +38,7 @@ from ferrule.engine.shards.adapters import obtain_adapters
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
 from ferrule.engine.types import Progress, RankInfo
-from ferrule.errors import FabricError, FerruleError, PeerLost
+from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 from ferrule.process import pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 from ferrule.process.memory import private_bytes
@@ -68,9 +68,10 @@ def main(arguments: list[str], line: Lifeline) -> int:
 
 @dataclass
 class Part:
-    """What a rank has loaded, once all were ready; it outlives the group of the ranks."""
+    """What a rank has loaded, once all were ready; it outlives the group of the ranks. ``info``: as it told it then."""
 
     runner: Runner | None = None
+    info: RankInfo | None = None
 
     @property
     def stays(self) -> bool:
@@ -95,8 +96,7 @@ def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) ->
                 world.abort(happened)
         fabric.close_all()
         meet = control.meet_anew(KEPT_SECONDS)
-        if meet.options is not None:
-            options = replace(meet.options, threads=options.threads)
+        options = meet.options or options
 
 
 def at_meeting(settings: FabricSettings, number: int) -> FabricSettings:
@@ -121,6 +121,8 @@ def lost_rank(world: fabric.Group) -> int | None:
 def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: DeviceUse, part: Part) -> None:
     """``part``: of this rank, if it has it already."""
     base = peak = private_bytes()
+    if part.info is not None:
+        base, peak = part.info.base_bytes, part.info.peak_bytes
     control.progress(Progress(world.rank, "start"))
 
     def on_progress(progress: Progress) -> None:
@@ -128,11 +130,13 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
         peak = max(peak, private_bytes())
         control.progress(progress)
 
-    use.name = name_here(device_of(options.device, world.rank, world.size))
+    held, use.name = use.name, name_here(device_of(options.device, world.rank, world.size))
     options = replace(options, device=devices_of_all(world, options.device))
     use.name = device_of(options.device, world.rank, world.size)
+    if part.runner is not None and use.name != held:
+        raise EngineError(f"what it has loaded is on {held}, not on {use.name}, so it cannot go on with that")
     use.attempt(options.threads)
-    if device_kind(use.name).pinned and pins_threads(environment()):
+    if part.runner is None and device_kind(use.name).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
     options = replace(options, adapters=obtain_adapters(world, options.adapters))
@@ -167,7 +171,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     )
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
-    use.starting, part.runner = False, runner
+    use.starting, part.runner, part.info = False, runner, info
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
         incoming = Incoming(seeing_of(obtained.directory))
