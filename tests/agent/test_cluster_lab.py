@@ -143,6 +143,7 @@ def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
             hosts.until(lambda: hosts.states(0)["host1"] == "up")
             # The other host took the model over meanwhile, and gave it back; then it moves back to both.
             hosts.until(lambda: all(serves_on_both(row) for row in hosts.models(0)))
+            assert ranks_of(hosts, 0) == left
 
     # The power comes back: this host alone brings the model up again, by what is on its disk.
     hosts.run(0, "down")

@@ -54,8 +54,8 @@ SAID = [
     Introduction(MEMBER, RECORDS), Known(RECORDS), Heartbeat((3, (1 << 64) - 1), stopping=True),
     HeartbeatAnswer((3, 0), (A,)), GetStatus(), GetReachable(1.0), Leave(), Leave(A), WantRay(True, 8600),
     TellModelState("demo", STATE), WriteModel("demo", desired(A)), WriteModel("demo", None),
-    BeginJob("job-1", (0, 3)), EndJob(0.5), RankExited(0, -9, "last words"), KeepStandby("json", {"A": "b"}, 2),
-    ORDER,
+    BeginJob("job-1", (0, 3)), EndJob(0.5), EndJob(0.5, (1,)), RankExited(0, -9, "last words"),
+    KeepStandby("json", {"A": "b"}, 2), ORDER,
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ferrule.engine.host.placement import Deployment, Loss
+from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError, ModelUnavailable
 from ferrule.model import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights
@@ -138,6 +138,12 @@ class FakeRanks:
     def log_tail(self, rank: int) -> str:
         return "oh"
 
+    async def end(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self.die(rank, -9)
+        for rank in [each for each in range(len(self.codes)) if self.codes[each] is None]:
+            self.keep(rank, lost=ranks[0])
+
     def options_of(self, rank: int, options: RankOptions) -> RankOptions:
         return options
 
@@ -172,7 +178,11 @@ class FakeStarter:
     def __init__(self, loads: int = 0, code: int = -11) -> None:
         self.loads, self.code, self.prepared, self.closed = loads, code, 0, False
         self.started: list[FakeRanks] = []
+        self.moving: list[int] | None = None
         self.asked: RankOptions
+
+    def moved(self, other: RankStarter) -> list[int] | None:
+        return self.moving
 
     async def start(self, options: RankOptions) -> FakeRanks:
         self.asked = options
@@ -198,11 +208,13 @@ class FakePlanner:
     def __init__(self, starter: FakeStarter, *errors: FerruleError, keeps: bool = False) -> None:
         self.starter, self.errors, self.may_keep = starter, list(errors), keeps
         self.losses: list[Loss | None] = []
+        self.options: RankOptions
         self.next: Deployment | None = None
         """A better one, for a model that runs elsewhere."""
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         self.losses.append(loss)
+        self.options = options
         if loss is not None and self.errors:
             raise self.errors.pop(0)
         return Deployment(options, self.starter, self.starter)

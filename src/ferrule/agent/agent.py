@@ -284,7 +284,9 @@ class Agent:
             await connection.send(messages.answer_with(messages.JobBegun(ports, self.cluster.member.addresses)))
             telling = asyncio.create_task(tell())
             while (order := await connection.receive()) is not None:
-                if isinstance(order, messages.EndJob):
+                if isinstance(order, messages.EndJob) and order.ranks:
+                    job.drop(order.ranks)
+                elif isinstance(order, messages.EndJob):
                     await job.end(order.grace)
                     ends.put_nowait(messages.JobEnded())
         finally:

@@ -79,8 +79,7 @@ class Job:
     def _start(self, order: StartProcess, control: socket.socket, standby: StandbyProcess | None) -> int:
         if self._over:
             raise ClusterError(f"the job {order.job!r} has ended")
-        if (old := self._running.pop(order.rank, None)) is not None:
-            signal_group(old.pid, signal.SIGKILL)
+        self.drop((order.rank,))
         if len(self._running) >= _MAX_PROCESSES:
             raise ClusterError(f"the job {order.job!r} has {_MAX_PROCESSES} ranks on this host already")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,6 +102,12 @@ class Job:
                 when_ended(process, partial(self._ended, order.rank, process, None))
         self._running[order.rank] = process
         return process.pid
+
+    def drop(self, ranks: Sequence[int]) -> None:
+        """End these ranks at once, as far as they run; nothing is told of their end."""
+        for rank in ranks:
+            if (old := self._running.pop(rank, None)) is not None:
+                signal_group(old.pid, signal.SIGKILL)
 
     def _ended(self, rank: int, process: subprocess.Popen[bytes], was: StandbyProcess | None, code: int) -> None:
         if was is not None:

@@ -193,9 +193,10 @@ class BeginJob(Question[JobBegun], frozen=True):
 
 
 class EndJob(Message, frozen=True):
-    """End all ranks; answered by `JobEnded`."""
+    """End all ranks; answered by `JobEnded`. ``ranks``: these only, at once; nothing is told of them any more."""
 
     grace: Seconds = 0.5
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=256)] = ()
 
 
 class RankExited(Message, frozen=True):

@@ -120,6 +120,10 @@ class LocalLauncher:
             listener.close()
         return self
 
+    def end(self, rank: int) -> None:
+        """End one at once, with its children."""
+        self._children.end(rank)
+
     def replace(self, rank: int, pass_fds: Sequence[int]) -> None:
         """End a rank, if it runs, and start another in its place, with these descriptors. Raises `OSError`."""
         self._children.end(rank)

@@ -294,6 +294,29 @@ def test_a_model_moves_to_a_better_place_and_answers_go_on(soon: None, monkeypat
     assert before.started[0].stopped
 
 
+@pytest.mark.parametrize("heir", [True, False])
+def test_only_ranks_that_are_elsewhere_move_if_that_works(
+    heir: bool, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = FakeStarter(loads=9), FakeStarter(loads=9)
+    before.moving = [0]
+    planner = FakePlanner(before)
+
+    async def body(engine: LocalEngine) -> None:
+        def back() -> None:
+            before.started[0].heirs = [heir]
+            planner.next = Deployment(planner.options, after, after)
+
+        long = SamplingParams(max_tokens=400, seed=5)
+        assert await ask(engine, [1, 2], long, {40: back}) == undisturbed([1, 2], 400)
+        health = engine.health()
+        assert (health.state, health.recoveries) == ("ready", 0)
+
+    running(planner, body, monkeypatch)
+    assert before.started[0].replaced == [[0]]
+    assert (len(before.started), len(after.started)) == (1, 0 if heir else 1)
+
+
 def test_a_model_waits_for_a_good_moment_and_goes_back_where_it_cannot_move(
     soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,18 +139,18 @@ class ClusterPlanner:
             self._seen, there = (loss, members), {member.host for member in members}
             if not isinstance(now.starter, ClusterStarter):
                 return None
-            before = [member.host for member in now.starter.members]
-            if there.issuperset(before):
+            hosts = [member.host for member in now.starter.members]
+            if there.issuperset(hosts):
                 return now
             if not self._split or self._saved is not None:
                 return None
             found = await self._deployment(options, members, self._lost, fresh=False)
         except FerruleError:
             return None
-        assert isinstance(found.starter, ClusterStarter)
-        after = [member.host for member in found.starter.members]
-        stay = all(new == old for old, new in zip(before, after, strict=True) if old in there)
-        return found if stay and before[0] in there and found.options == now.options else None
+        moved = now.starter.moved(found.starter)
+        if moved is None or found.options != now.options or there.intersection(hosts[rank] for rank in moved):
+            return None
+        return found
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         """With hosts that have been up, and devices that have been back for `FERRULE_MOVE_BACK`: on more of them where

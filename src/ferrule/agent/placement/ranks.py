@@ -16,7 +16,7 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
-from ferrule.engine.host.placement import Deployment
+from ferrule.engine.host.placement import Deployment, RankStarter
 from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, SENDING_MODULE, rank_environment
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.errors import AuthError, ClusterError, EngineError, ModelError, ModelUnavailable
@@ -78,6 +78,14 @@ class ClusterStarter:
     def __hash__(self) -> int:
         return hash(self.places)
 
+    def moved(self, other: RankStarter) -> tuple[int, ...] | None:
+        """See `RankStarter.moved`. Rank 0 cannot move: the others find it where it is."""
+        if not isinstance(other, ClusterStarter) or len(other.members) != len(self.members):
+            return None
+        pairs = zip(self.members, other.members, strict=True)
+        found = tuple(rank for rank, (one, another) in enumerate(pairs) if one.host != another.host)
+        return None if 0 in found else found
+
     async def start(self, options: RankOptions) -> ClusterRanks:
         ranks = ClusterRanks(self.home, self.members)
         try:
@@ -107,7 +115,8 @@ class ClusterRanks:
         self._tails = [""] * len(members)
         self._job = f"ranks-{secrets.token_hex(6)}"
         self._threads: Sequence[int] = ()
-        self._meet: list[tuple[str, int]] = []
+        self._ports: dict[str, int] = {}
+        self._addresses: dict[str, Sequence[str]] = {}
         self._lives: dict[str, Connection] = {}
         self._listening: list[asyncio.Task[None]] = []
         self._ended: dict[str, asyncio.Event] = {}
@@ -116,11 +125,7 @@ class ClusterRanks:
         """`stop` has to be called also where this raises."""
         self._threads = threads
         members = {member.host: member for member in self._members}
-        places = await _all_or_none(self._begin(member) for member in members.values())
-        # Rank 0's host first; the others know how to reach it. On a host of its own no cable need be plugged in.
-        self._meet = [(address, port) for port, addresses in places for address in addresses]
-        if len(members) == 1:
-            self._meet = [(LOOPBACK, places[0][0])]
+        await _all_or_none(self._begin(member) for member in members.values())
         self.sockets = await _all_or_none(self._start_rank(rank, options) for rank in range(len(self._members)))
 
     def poll(self) -> Sequence[int | None]:
@@ -149,11 +154,11 @@ class ClusterRanks:
             raise EngineError(text) if final else ModelUnavailable(text)
 
     async def replace(self, ranks: Sequence[int], deployment: Deployment) -> Sequence[socket.socket]:
-        """See `StartedRanks.replace`. Rank 0 stays on its host, where the others find it."""
+        """See `StartedRanks.replace`."""
         assert isinstance(deployment.starter, ClusterStarter)
-        now, members, self._threads = self._members, deployment.starter.members, deployment.starter.threads
-        moved = [rank for rank, member in enumerate(members) if member.host != now[rank].host]
-        if 0 in moved or not set(moved) <= set(ranks):
+        members, self._threads = deployment.starter.members, deployment.starter.threads
+        moved = [rank for rank, member in enumerate(members) if member.host != self._members[rank].host]
+        if not set(moved) <= set(ranks):
             raise ModelUnavailable("ranks that are left would have to move")
         self._members, self.hosts = members, [member.name for member in members]
         for host in self._lives.keys() - {member.host for member in members}:
@@ -179,6 +184,14 @@ class ClusterRanks:
             self.sockets[rank] = ours
         return made
 
+    async def end(self, ranks: Sequence[int]) -> None:
+        """See `StartedRanks.end`."""
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                for host in {self._members[rank].host for rank in ranks}:
+                    here = tuple(rank for rank in ranks if self._members[rank].host == host)
+                    await self._lives[host].send(EndJob(0.0, here))
+
     def options_of(self, rank: int, options: RankOptions) -> RankOptions:
         """See `StartedRanks.options_of`."""
         return replace(options, threads=self._threads[rank])
@@ -190,18 +203,26 @@ class ClusterRanks:
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
 
-    async def _begin(self, member: Member) -> tuple[int, Sequence[str]]:
-        """Begin the job on one host; returns the port on which its first rank will listen, and its addresses.
+    def _meet(self) -> tuple[tuple[str, int], ...]:
+        """Where ranks find each other: rank 0's host first; the others know how to reach it. On a host of its own no
+        cable need be plugged in."""
+        members = {member.host: member for member in self._members}
+        if len(members) == 1:
+            return ((LOOPBACK, self._ports[self._members[0].host]),)
+        found = {host: [*self._addresses[host], *member.addresses] for host, member in members.items()}
+        return tuple((address, self._ports[host]) for host, each in found.items() for address in dict.fromkeys(each))
 
-        They are those that it has now, too: its record may be some seconds older than its last cable.
-        """
+    async def _begin(self, member: Member) -> None:
+        """Begin the job on one host, and note the port on which its first rank will listen, and the addresses that it
+        has now: its record may be some seconds older than its last cable."""
         life = await connect_member(self._home, member, Purpose.ASK)
         self._lives[member.host] = life
         self._ended[member.host] = asyncio.Event()
         first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
         begun = await life.ask(BeginJob(self._job, (first,)), START_SECONDS)
         self._listening.append(asyncio.create_task(self._listen(member.host, life), name=f"job on {member.name}"))
-        return begun.ports[first], list(dict.fromkeys([*begun.addresses, *member.addresses]))
+        self._ports[member.host] = begun.ports[first]
+        self._addresses[member.host] = begun.addresses
 
     async def _listen(self, host: str, life: Connection) -> None:
         """Note how ranks end."""
@@ -225,7 +246,7 @@ class ClusterRanks:
             len(self._members),
             (*LIFELINE, self._module, options.to_json(), CONTROL),
             rank_environment(options.threads, options.encrypt),
-            tuple(self._meet),
+            self._meet(),
         )
         try:
             await connection.ask(order, START_SECONDS)

@@ -15,7 +15,7 @@ from ferrule.engine.device_probe import probe_here
 from ferrule.engine.host.device_returns import DeviceReturns
 from ferrule.engine.host.lost_devices import LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
-from ferrule.engine.host.placement import Deployment, Loss
+from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks, tell_options
 from ferrule.engine.options import RankOptions
 from ferrule.errors import ModelUnavailable, PlanError
@@ -47,6 +47,10 @@ class LocalStarter:
         self._lab, self._with_standby = lab, standby
         self._standby = expected
         self._latest: LocalRanks | None = None
+
+    def moved(self, other: RankStarter) -> tuple[int, ...] | None:
+        """See `RankStarter.moved`: there are no other hosts."""
+        return None
 
     async def start(self, options: RankOptions) -> LocalRanks:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""

@@ -46,6 +46,10 @@ class StartedRanks(Protocol):
         be, or not now."""
         ...
 
+    async def end(self, ranks: Sequence[int]) -> None:
+        """End these at once; they are to be replaced."""
+        ...
+
     def options_of(self, rank: int, options: RankOptions) -> RankOptions:
         """``options`` as this rank has them on its host."""
         ...
@@ -69,6 +73,10 @@ class RankStarter(Protocol):
         Where they cannot be started nothing is left running, and it raises `ModelUnavailable` if that may change by
         itself, else another `FerruleError`, which is final.
         """
+        ...
+
+    def moved(self, other: RankStarter) -> Sequence[int] | None:
+        """The ranks that ``other`` has on other hosts. None where the others could not go on with them there."""
         ...
 
 

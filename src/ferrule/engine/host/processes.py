@@ -92,6 +92,11 @@ class LocalRanks:
             tell_options(self._pairs[rank][0], deployment.options)
         return [self._pairs[rank][0] for rank in ranks]
 
+    async def end(self, ranks: Sequence[int]) -> None:
+        """See `StartedRanks.end`."""
+        for rank in ranks:
+            self._launcher.end(rank)
+
     def options_of(self, rank: int, options: RankOptions) -> RankOptions:
         """See `StartedRanks.options_of`."""
         return options

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Self
 
 from ferrule import errors
@@ -154,6 +155,17 @@ class Ranks:
             if seconds >= KEEP_SECONDS:
                 return frozenset()
             await asyncio.sleep(SETTLE_STEP)
+
+    async def part(self, moving: Sequence[int]) -> frozenset[int]:
+        """End ranks that are to be elsewhere; returns the others, which keep what they have loaded. No rank where one
+        does not."""
+        await self._started.end(moving)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_SECONDS):
+                await self.lost()
+                kept = await self.left()
+                return kept if len(kept) + len(moving) == len(self._readers) else frozenset()
+        return frozenset()
 
     async def renew(self, kept: frozenset[int], deployment: Deployment, on_event: Callable[[int, Event], None]) -> None:
         """Go on as ``deployment`` with those that `left` told of, and a new process for each other; all meet anew. A

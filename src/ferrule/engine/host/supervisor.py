@@ -175,7 +175,6 @@ class RankSupervisor:
     async def _renew(self, ranks: Ranks, loss: Loss) -> bool:
         """Whether the ranks that are left go on with what they have loaded, and others have taken the places of those
         that are lost. Raises `RanksLostError` where more are lost meanwhile, and what is final."""
-        assert self.last is not None
         assert self._deployment is not None
         now = self._deployment
         size = now.options.plan.world_size
@@ -191,6 +190,11 @@ class RankSupervisor:
             leaving.cancel()
         if not kept or (loss.crashed and len(kept) == size):
             return False
+        return await self._go_on(ranks, kept, found)
+
+    async def _go_on(self, ranks: Ranks, kept: frozenset[int], found: Deployment) -> bool:
+        """Whether those that are ``kept`` go on as ``found``, with others in the places of those that are not. Raises
+        `RanksLostError` where a rank is lost meanwhile."""
         options = replace(
             found.options,
             meet_seconds=RETURN_TIMEOUT,
@@ -206,11 +210,12 @@ class RankSupervisor:
             if isinstance(error, RanksLostError):
                 raise
             return False
-        if found is not now:
+        if found is not self._deployment:
             self._planner.chosen(found)
         self._deployment, self.note = found, found.note
         self._prove(found)
-        self.last = replace(self.last, kept=tuple(sorted(kept)))
+        if self.last is not None and self.last.requests is None:
+            self.last = replace(self.last, kept=tuple(sorted(kept)))
         self._went_up(ranks, start.running)
         return True
 
@@ -220,7 +225,10 @@ class RankSupervisor:
         assert before is not None
         self.moving = True
         try:
-            await self._take_down(ranks, Loss(EngineError("the model moves to a better place"), (), (), crashed=False))
+            self._go_down(Loss(EngineError("the model moves to a better place"), (), (), crashed=False))
+            if await self._shift(ranks, better):
+                _log.info("ranks of the model moved to a better place within %.1f s", self._clock() - begun)
+                return ranks
             try:
                 moved = await self._launch(better, RETURN_TIMEOUT)
             except (FerruleError, RanksLostError) as error:
@@ -241,9 +249,22 @@ class RankSupervisor:
         finally:
             self.moving = False
 
-    async def _take_down(self, ranks: Ranks, loss: Loss) -> None:
-        self._go_down(loss)
-        await ranks.stop(END_SECONDS)
+    async def _shift(self, ranks: Ranks, better: Deployment) -> bool:
+        """Whether only those ranks have moved that the better deployment has elsewhere, and the others kept what they
+        had loaded; else all are ended."""
+        assert self._deployment is not None
+        shifted = False
+        try:
+            moving = self._deployment.starter.moved(better.starter)
+            if moving and better.options == self._deployment.options:
+                kept = await ranks.part(moving)
+                shifted = bool(kept) and await self._go_on(ranks, kept, better)
+        except RanksLostError:
+            return False
+        finally:
+            if not shifted:
+                await ranks.stop(END_SECONDS)
+        return shifted
 
     def _go_down(self, loss: Loss) -> None:
         self._ranks = None
