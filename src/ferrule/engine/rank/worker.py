@@ -8,6 +8,7 @@ the process that started the ranks: it takes requests, schedules, samples and se
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -95,6 +96,7 @@ def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) ->
                     raise
                 world.abort(happened)
         fabric.close_all()
+        gc.collect()  # what is left of the session: groups in cycles hold descriptors
         meet = control.meet_anew(KEPT_SECONDS)
         options = meet.options or options
 
