@@ -33,7 +33,8 @@ SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
 SETTLE_STEP = 0.02
 KEEP_SECONDS = 5.0
-"""After a loss, in which all that are left must have said that they keep what they have loaded."""
+"""After a loss, in which all that are left must have said that they keep what they have loaded; longer where that took
+long."""
 NAMED_SECONDS = 1.0
 """The same for one that others call lost: it may be that they have only lost touch."""
 
@@ -141,9 +142,9 @@ class Ranks:
         """Wait until a rank is lost, and say why."""
         return await asyncio.shield(self._lost)
 
-    async def left(self) -> frozenset[int]:
-        """After a loss: the ranks that keep what they have loaded. No rank where one neither says so nor ends in time:
-        something else is wrong then."""
+    async def left(self, patience: float = 0.0) -> frozenset[int]:
+        """After a loss: the ranks that keep what they have loaded. No rank where one neither says so nor ends in
+        `KEEP_SECONDS`, or ``patience`` if that is more: something else is wrong then."""
         begun = time.monotonic()
         while True:
             ended = {rank for rank, reader in enumerate(self._readers) if reader.done()}
@@ -152,18 +153,18 @@ class Ranks:
             seconds = time.monotonic() - begun
             if not silent or (silent <= self._failure.lost and seconds >= NAMED_SECONDS):
                 return frozenset(kept)
-            if seconds >= KEEP_SECONDS:
+            if seconds >= max(KEEP_SECONDS, patience):
                 return frozenset()
             await asyncio.sleep(SETTLE_STEP)
 
-    async def part(self, moving: Sequence[int]) -> frozenset[int]:
+    async def part(self, moving: Sequence[int], patience: float) -> frozenset[int]:
         """End ranks that are to be elsewhere; returns the others, which keep what they have loaded. No rank where one
-        does not."""
+        does not. ``patience``: as of `left`."""
         await self._started.end(moving)
         with suppress(TimeoutError):
-            async with asyncio.timeout(KEEP_SECONDS):
+            async with asyncio.timeout(max(KEEP_SECONDS, patience)):
                 await self.lost()
-                kept = await self.left()
+                kept = await self.left(patience)
                 return kept if len(kept) + len(moving) == len(self._readers) else frozenset()
         return frozenset()
 

@@ -23,6 +23,8 @@ MOST_PROVEN = 8
 """Sets of ranks of which it is remembered that they passed the self-test."""
 END_SECONDS = 0.1
 """Grace for the ranks that are left when one is lost: what they had to say has been heard."""
+MOST_PATIENCE = 30.0
+"""Seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +182,7 @@ class RankSupervisor:
         size = now.options.plan.world_size
         if size == 1:
             return False
-        leaving = asyncio.create_task(ranks.left())
+        leaving = asyncio.create_task(ranks.left(self._patience))
         try:
             found = await self._planner.keeping(self.options, now, loss)
             if found is None:
@@ -191,6 +193,11 @@ class RankSupervisor:
         if not kept or (loss.crashed and len(kept) == size):
             return False
         return await self._go_on(ranks, kept, found)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that are well spent on a rank that is in the midst of a long step: loading anew takes longer."""
+        return min(MOST_PATIENCE, self._load_seconds / 2)
 
     async def _go_on(self, ranks: Ranks, kept: frozenset[int], found: Deployment) -> bool:
         """Whether those that are ``kept`` go on as ``found``, with others in the places of those that are not. Raises
@@ -257,7 +264,7 @@ class RankSupervisor:
         try:
             moving = self._deployment.starter.moved(better.starter)
             if moving and better.options == self._deployment.options:
-                kept = await ranks.part(moving)
+                kept = await ranks.part(moving, self._patience)
                 shifted = bool(kept) and await self._go_on(ranks, kept, better)
         except RanksLostError:
             return False

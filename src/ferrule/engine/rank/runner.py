@@ -59,7 +59,7 @@ class Runner(Protocol):
 
     def rejoin(self, world: Group, stage: Group) -> None:
         """Go on, with what was loaded, in groups that take the place of those it had, which are closed. Sequences,
-        blocks and captured steps are forgotten; nothing may have been computed since by half."""
+        blocks and captured steps are forgotten."""
         ...
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
