@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from plugged import plug_in
 
 from ferrule.engine.devices.emulated.device import EmulatedDevice
@@ -90,14 +92,15 @@ def test_what_cannot_come_does_not_and_the_first_of_equal_ones_is_the_likeliest(
 
 
 def test_on_the_device_as_in_host_memory_a_grammar_forbids_tokens_of_its_own_sequence_only() -> None:
-    bias = torch.full((3000,), -torch.inf)
-    bias[[7, 8, 2999]] = 0
+    bits = np.zeros(3000, np.uint8)
+    bits[[7, 8, 2999]] = 1
+    mask = np.packbits(bits, bitorder="little")
 
     class Fixed:
         taken: list[int]
 
-        def bias(self) -> torch.Tensor:
-            return bias
+        def mask(self) -> NDArray[np.uint8]:
+            return mask
 
         def took(self, token: int) -> None:
             self.taken.append(token)

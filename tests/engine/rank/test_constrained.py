@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from ferrule.engine.grammar import GrammarError, any_of
 from ferrule.engine.rank.sampling import constrained
-from ferrule.engine.rank.sampling.constrained import Grammars
+from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Sampler
 from ferrule.engine.source import demo_path
 from ferrule.engine.types import Constraint, SamplingParams
@@ -51,6 +52,10 @@ def grammars() -> Grammars:
 
 def logits_of(step: int) -> torch.Tensor:
     return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(step)) * 3
+
+
+def tokens_of(matcher: Matcher) -> list[int]:
+    return np.unpackbits(matcher.mask(), bitorder="little").nonzero()[0].tolist()
 
 
 def answer(
@@ -116,13 +121,13 @@ def test_tokens_without_alternative_are_those_that_would_be_sampled(
 def test_logprobs_are_those_of_what_the_grammar_allows(grammars: Grammars) -> None:
     matcher = grammars.open(Constraint("regex", "[ab]"), ())
     matcher.begin()
-    allowed = (matcher.bias() == 0).nonzero().flatten().tolist()
+    allowed = tokens_of(matcher)
     choice = Sampler(SamplingParams(temperature=0.0, logprobs=2), 0, matcher).choose(logits_of(1), (), 0)
     expected = logits_of(1)[allowed].log_softmax(-1)
     assert choice.token in allowed
     assert choice.logprob == pytest.approx(float(expected.max()), abs=1e-6)
     assert sorted(token for token, _ in choice.top) == sorted(allowed)
-    assert END in torch.nonzero(matcher.bias() == 0).flatten().tolist()
+    assert END in tokens_of(matcher)
 
 
 def test_a_grammar_that_cannot_be_compiled_says_so_before_the_answer_begins(grammars: Grammars) -> None:
@@ -135,11 +140,11 @@ def test_a_grammar_that_cannot_be_compiled_says_so_before_the_answer_begins(gram
 def test_a_token_that_the_grammar_does_not_allow_ends_the_answer(grammars: Grammars) -> None:
     matcher = grammars.open(CONSTRAINT, ())
     matcher.begin()
-    assert matcher.bias()[END] == -torch.inf
+    assert END not in tokens_of(matcher)
     matcher.took(END)
     assert matcher.go_on() == []
     with pytest.raises(GrammarError, match="grammar"):
-        matcher.bias()
+        matcher.mask()
 
 
 def test_a_bound_on_reasoning_goes_on_where_it_was(grammars: Grammars) -> None:
@@ -150,8 +155,8 @@ def test_a_bound_on_reasoning_goes_on_where_it_was(grammars: Grammars) -> None:
         matcher = grammars.open(constraint, made[:cut])
         matcher.begin()
         for place in range(cut, bound + 1):
-            allowed = (matcher.bias() == 0).nonzero().flatten().tolist()
+            allowed = tokens_of(matcher)
             assert close in allowed
             assert (len(allowed) == 1) == (place == bound)
             matcher.took((*made, close)[place])
-        assert len((matcher.bias() == 0).nonzero()) == 2
+        assert len(tokens_of(matcher)) == 2

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ferrule import fabric
 from ferrule.engine.devices import open_device
@@ -41,7 +43,7 @@ class TooComplex:
     def __init__(self, matcher: Matcher) -> None:
         self.masks, self.compute = 0, matcher._compute
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> NDArray[np.uint8]:
         self.masks += 1
         if self.masks > self.after:
             raise GrammarError("too complex")

@@ -217,7 +217,7 @@ class Driver:
             sampler = self.samplers[sequence.identity]
             try:
                 if sampler.matcher is not None and not sequence.cancelled:
-                    sampler.matcher.bias()
+                    sampler.matcher.mask()
             except GrammarError as error:
                 sampler.matcher = None
                 self._refuse(sequence.identity, error)

@@ -8,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ferrule.engine.grammar import GrammarError, grammar_tokenizer, open_matcher, told
 from ferrule.engine.rank.sampling.numbers import Numbers, Texts
@@ -23,9 +22,6 @@ HANDOVER = 150e-6
 computed where it is wanted: to hand it over and back takes as long, of the processors that the ranks compute with."""
 _NEWEST, _OUTLIER = 1 / 8, 4 * HANDOVER
 """Weight of the newest mask in how long they take, and what counts of it at most: the rest was another program's."""
-_NEVER = np.float32(-np.inf)
-_BIASES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0, _NEVER)
-"""(256, 8): by eight tokens of a mask, which are the bits of a byte, what is added to their logits."""
 
 
 class Opened(NamedTuple):
@@ -84,8 +80,8 @@ class Matcher:
     ) -> None:
         self._threads, self._opened, self._vocabulary, self._skips = threads, opened, vocabulary, skips
         self.forced = frozenset[int]()
-        self._computing: Future[Tensor] | None = None
-        self._bias: Tensor | None = None
+        self._computing: Future[NDArray[np.uint8]] | None = None
+        self._mask: NDArray[np.uint8] | None = None
         self._seconds = 0.0
         """That a mask takes, as of late."""
 
@@ -98,17 +94,17 @@ class Matcher:
         self._matcher, self.forced, self._numbers = self._opened.result()
         self._computing = self._threads.submit(self._compute)
 
-    def bias(self) -> Tensor:
-        """(vocabulary,) in float32, in host memory, to be added to logits: minus infinity for tokens that cannot come
-        next, else 0. Waits for it. Raises `GrammarError` where the grammar has become too complex."""
-        if self._bias is None:
-            self._bias = self._compute() if self._computing is None else self._computing.result()
+    def mask(self) -> NDArray[np.uint8]:
+        """A bit for each token of the vocabulary, from the lowest one of a byte on: whether it can come next. Waits for
+        it. Raises `GrammarError` where the grammar has become too complex."""
+        if self._mask is None:
+            self._mask = self._compute() if self._computing is None else self._computing.result()
             self._computing = None
-        return self._bias
+        return self._mask
 
     def took(self, token: int) -> None:
         """The answer goes on with ``token``."""
-        self._bias = None
+        self._mask = None
         self._matcher.consume_token(token)
         self._note(token)
 
@@ -123,16 +119,15 @@ class Matcher:
             self._computing = self._threads.submit(self._compute)
         return forced
 
-    def _compute(self) -> Tensor:
+    def _compute(self) -> NDArray[np.uint8]:
         begin = time.perf_counter()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: -(-self._vocabulary // 8)]
         if self._matcher.is_error():
             raise GrammarError(told(self._matcher))
-        bias = torch.from_numpy(_BIASES.take(bits, axis=0).reshape(-1)[: self._vocabulary])
         if self._numbers is not None:
-            bias = self._numbers.bounded(bias)
+            mask = self._numbers.bounded(mask)
         self._seconds += _NEWEST * (min(time.perf_counter() - begin, _OUTLIER) - self._seconds)
-        return bias
+        return mask
 
     def _note(self, *tokens: int) -> None:
         if self._numbers is not None:

@@ -6,24 +6,29 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ferrule.engine.types import SamplingParams
 
 Upload = Callable[[Tensor], Tensor]
+_NEVER = np.float32(-np.inf)
+_BIASES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0, _NEVER)
+"""(256, 8): by a byte of a mask, what is added to the logits of its eight tokens."""
 LOWEST_LOGPROB = -9999.0
 """Reported log-probability of a token that cannot come, as OpenAI's API does: JSON has no infinities."""
 
 
 class Context(NamedTuple):
     """``tokens`` of a sequence, the first ``prompt`` of which were given; and how it wants the next one.
-    ``mask``: (vocabulary,) in float32, in host memory, which is added: minus infinity where its grammar forbids one."""
+    ``mask``: a bit for each token, from the lowest one of a byte on: whether its grammar allows it."""
 
     params: SamplingParams
     tokens: Sequence[int]
     prompt: int
-    mask: Tensor | None = None
+    mask: NDArray[np.uint8] | None = None
 
 
 class Changes:
@@ -87,10 +92,17 @@ def allowed(logits: Tensor, contexts: Sequence[Context], upload: Upload) -> Tens
     masks = [context.mask for context in contexts if context.mask is not None]
     if not masks:
         return logits
+    size = logits.shape[-1]
+    if logits.is_cpu:
+        bits = np.stack(masks) if len(masks) > 1 else masks[0]
+        biases = torch.from_numpy(_BIASES.take(bits, axis=0).reshape(len(masks), -1)[:, :size])
+    else:  # to which bits are brought sooner
+        places = upload(torch.from_numpy(np.stack(masks))).long()
+        biases = upload(torch.from_numpy(_BIASES))[places].flatten(1)[:, :size]
     if len(masks) == len(contexts):
-        return logits + upload(torch.stack(masks) if len(masks) > 1 else masks[0])
-    rows = upload(torch.tensor([row for row, context in enumerate(contexts) if context.mask is not None]))
-    return logits.index_add(0, rows, upload(torch.stack(masks)))
+        return logits + biases
+    rows = torch.tensor([row for row, context in enumerate(contexts) if context.mask is not None])
+    return logits.index_add(0, upload(rows), biases)
 
 
 def reported(logits: Tensor) -> Tensor:

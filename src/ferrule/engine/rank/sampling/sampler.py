@@ -76,7 +76,7 @@ class Sampler:
 
     def context(self, tokens: Tokens[int], prompt: int) -> Context:
         """What the next token depends on beside the logits. Waits for the grammar; raises `GrammarError`."""
-        return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.bias())
+        return Context(self.params, tokens, prompt, None if self.matcher is None else self.matcher.mask())
 
     def go_on(self) -> list[int]:
         """The tokens that have to follow by its grammar, as drawn; what may come behind them is computed meanwhile."""
