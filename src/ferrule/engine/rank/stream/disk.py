@@ -38,9 +38,9 @@ def open_fastest(file: Path, size: int) -> tuple[int, float, str]:
     return direct, of_direct, "past the page cache"
 
 
-def rate(descriptor: int, first: int, last: int) -> float:
-    """Bytes per second of `READERS` threads that read from ``first`` on, whole pages, `SAMPLE` bytes at most."""
-    last = max(min(last, first + SAMPLE), first + PAGE)
+def rate(descriptor: int, first: int, last: int, most: int = SAMPLE) -> float:
+    """Bytes per second of `READERS` threads that read from ``first`` on, whole pages, ``most`` bytes at most."""
+    last = max(min(last, first + most), first + PAGE)
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
 
