@@ -246,6 +246,9 @@ class Matrix:
     @property
     def bytes(self) -> int: ...
 
+def read_rate(descriptor: int, threads: int, offset: int, size: int) -> float:
+    """Bytes per second by which a file is read from ``offset`` on, as weights are."""
+
 class WeightFile:
     """Threads that read a file for its pools. The descriptor is duplicated."""
 

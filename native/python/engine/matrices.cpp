@@ -155,6 +155,14 @@ void bind_matrices(nb::module_& module) {
       .def_prop_ro("order", [](const PyMatrix& matrix) { return matrix.order(); })
       .def_prop_ro("address", &PyMatrix::address)
       .def_prop_ro("bytes", &PyMatrix::bytes);
+  module.def(
+      "read_rate",
+      [](int descriptor, int threads, std::uint64_t offset, std::size_t bytes) {
+        if (bytes == 0 || offset % kDiskPage != 0) throw std::invalid_argument("whole pages are read");
+        const nb::gil_scoped_release release;
+        return read_rate(descriptor, threads, offset, bytes);
+      },
+      "descriptor"_a, "threads"_a, "offset"_a, "size"_a);
   nb::class_<PyWeightFile>(module, "WeightFile").def(nb::init<int, int>(), "descriptor"_a, "threads"_a);
   nb::class_<PyWeightPool>(module, "WeightPool")
       .def(nb::init<PyWeightFile&, const std::vector<std::vector<std::tuple<std::uint64_t, std::size_t>>>&, std::size_t,

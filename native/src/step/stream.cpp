@@ -20,6 +20,9 @@ namespace {
 constexpr std::size_t kReadBytes = std::size_t{2} << 20;
 // After so many entries for each part, uses of long ago count half.
 constexpr std::uint64_t kMemory = 16;
+// Parts of what is read to measure a disk.
+constexpr std::size_t kRatePart = std::size_t{8} << 20;
+constexpr double kRateSeconds = 60;
 
 std::size_t whole_pages(std::size_t bytes) { return (bytes + kDiskPage - 1) / kDiskPage * kDiskPage; }
 
@@ -70,6 +73,26 @@ std::string WeightFile::read(const Job& job) const {
     }
   }
   return {};
+}
+
+double read_rate(int descriptor, int threads, std::uint64_t offset, std::size_t bytes) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::vector<Extent>> parts;
+  for (std::size_t at = 0; at < bytes; at += kRatePart)
+    parts.push_back({{offset + at, std::min(kRatePart, bytes - at)}});
+  const std::size_t slots = std::min<std::size_t>(4, (parts.size() + 1) / 2), count = parts.size();
+  WeightPool pool(std::make_shared<WeightFile>(descriptor, threads), std::move(parts), slots, true);
+  Clock::time_point began = Clock::now();
+  std::size_t counted = bytes;
+  for (std::size_t i = 0; i < count; ++i) {
+    pool.enter(i, kRateSeconds);
+    pool.leave();
+    if (count > slots && i + 1 == slots) {  // the memory is there by now
+      began = Clock::now();
+      counted = bytes - slots * kRatePart;
+    }
+  }
+  return static_cast<double>(counted) / std::max(std::chrono::duration<double>(Clock::now() - began).count(), 1e-9);
 }
 
 WeightPool::WeightPool(std::shared_ptr<WeightFile> file, std::vector<std::vector<Extent>> parts, std::size_t slots,

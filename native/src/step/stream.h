@@ -38,6 +38,10 @@ struct StreamUse {
   double waited = 0;                   // seconds
 };
 
+// Bytes per second by which `threads` read `bytes` of a file from `offset` on, as a pool's parts are. Throws
+// WeightsLost and std::system_error.
+double read_rate(int descriptor, int threads, std::uint64_t offset, std::size_t bytes);
+
 class WeightPool;
 
 // A file, and the threads that read it for its pools.

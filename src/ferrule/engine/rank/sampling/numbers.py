@@ -57,7 +57,7 @@ class Numbers:
         self._place = self._place.after(self._texts.of(token))
 
     def bounded(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """``mask`` of the next token, in bits: where a number has as many digits as it may have without more of them, if
+        """``mask`` of the next token, in bits: where a number has as many digits as it may, without more of them, if
         anything else may follow."""
         if self._place.digits < MOST_DIGITS:
             return mask

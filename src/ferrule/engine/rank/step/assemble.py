@@ -25,12 +25,13 @@ BLOCK = 16
 
 class Assembled:
     """A native program, and the numbers of its registers. ``group``: the ranks that share its layers. ``lengths``: of
-    the program, by how many operations of the description it has. ``read_with``: of layers that stay on disk, by their
-    place, a matrix of each."""
+    the program, by how many operations of the description it has. ``read_with``: of parts that stay on disk, by their
+    operations in the description, a matrix of each."""
 
     def __init__(
         self, description: Description, weights: Weights, buffers: dict[str, torch.Tensor], dtype: torch.dtype,
-        group: Group, threads: int, kv_cache: str = "auto", read_with: Mapping[int, PackedMatrix] | None = None,
+        group: Group, threads: int, kv_cache: str = "auto",
+        read_with: Mapping[tuple[int, int], PackedMatrix] | None = None,
     ) -> None:  # fmt: skip
         self.weights, self.group = weights, group
         element = ELEMENTS.index(dtype)
@@ -44,9 +45,9 @@ class Assembled:
             name: self.program.add_rotary(buffers[buffer].float().tolist(), factor)
             for name, (buffer, factor) in description.rotary.items()
         }
-        read = {description.spans[layer]: matrix.matrix for layer, matrix in (read_with or {}).items()}
-        begins = {first: matrix for (first, _), matrix in read.items()}
-        ends = {last: matrix for (_, last), matrix in read.items()}
+        read = (read_with or {}).items()
+        begins = {first: matrix.matrix for (first, _), matrix in read}
+        ends = {last: matrix.matrix for (_, last), matrix in read}
         self.lengths = [0]
         for place, operation in enumerate(description.operations):
             if place in begins:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import mmap
 import os
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from ferrule._native import read_rate
 
 PAGE = 4096
 """Where matrices begin: what is read past the page cache is whole pages (native/src/step/stream.h)."""
@@ -16,7 +16,6 @@ READERS = 4
 """Threads that read at once: drives are fastest with several requests."""
 SAMPLE = 64 << 20
 """Bytes that are read to measure."""
-_BLOCK = 2 << 20
 _CACHED_WORTH = 1.1
 """Reading through the page cache must be so many times as fast: it takes memory, and the processor's time."""
 _F_NOCACHE = 48
@@ -38,21 +37,16 @@ def open_fastest(file: Path, size: int) -> tuple[int, float, str]:
     return direct, of_direct, "past the page cache"
 
 
-def rate(descriptor: int, first: int, last: int) -> float:
-    """Bytes per second of `READERS` threads that read from ``first`` on, whole pages, `SAMPLE` bytes at most."""
-    last = max(min(last, first + SAMPLE), first + PAGE)
+def rate(descriptor: int, first: int, last: int, most: int = SAMPLE) -> float:
+    """Bytes per second of `READERS` threads that read from ``first`` on, whole pages, ``most`` bytes at most."""
+    last = max(min(last, first + most), first + PAGE)
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
 
-    def read(offset: int) -> None:
-        with mmap.mmap(-1, min(_BLOCK, last - offset)) as buffer:  # which begins at a page
-            os.preadv(descriptor, [buffer], offset)
-
-    with ThreadPoolExecutor(READERS) as threads:
-        list(threads.map(abs, range(READERS)))  # they are there before the clock runs
-        began = time.perf_counter()
-        list(threads.map(read, range(first, last, _BLOCK)))
-        return (last - first) / max(time.perf_counter() - began, 1e-9)
+    try:
+        return read_rate(descriptor, READERS, first, last - first)
+    except RuntimeError as error:
+        raise OSError(errno.EIO, str(error)) from None
 
 
 def _open_direct(file: Path) -> int | None:

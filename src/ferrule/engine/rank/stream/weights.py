@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -36,24 +37,50 @@ _COPIED = 32 << 20
 
 
 @dataclass(frozen=True)
-class LayerNames:
-    """Matrices of one layer: what all tokens need, of each expert, and how many of these a token chooses."""
+class Part:
+    """Matrices that are read together: those of the operations ``first`` to ``last`` of a description."""
 
-    dense: tuple[str, ...]
+    first: int
+    last: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """Parts of one layer: what all tokens need, by operation; matrices of each expert, and how many of these a token
+    chooses."""
+
+    dense: tuple[Part, ...]
     experts: tuple[tuple[str, ...], ...] = ()
     chosen: int = 0
 
 
-def layer_names(description: Description) -> list[LayerNames]:
+def layer_parts(description: Description) -> list[LayerParts]:
     """By layer; without matrices that something else needs, too."""
     uses = Counter(name for each in description.operations for name in _matrices(each))
     found = []
     for first, last in description.spans:
         operations = description.operations[first:last]
-        dense = tuple(name for each in operations for name in _matrices(each) if uses[name] == 1)
+        dense = [
+            Part(place, place + 1, tuple(name for name in _matrices(each) if uses[name] == 1))
+            for place, each in enumerate(operations, first)
+        ]
         mixtures = [each for each in operations if isinstance(each, Experts)]
         experts = tuple((f"{each.gate_up}[{i}]", f"{each.down}[{i}]") for each in mixtures for i in range(each.held))
-        found.append(LayerNames(dense, experts, max((each.chosen for each in mixtures), default=0)))
+        chosen = max((each.chosen for each in mixtures), default=0)
+        found.append(LayerParts(tuple(part for part in dense if part.names), experts, chosen))
+    return found
+
+
+def joined(parts: Sequence[Part], size: Callable[[Part], int], most: int) -> list[Part]:
+    """Those that follow each other as one, as long as that is no larger than ``most``: small reads are slow."""
+    found: list[Part] = []
+    for part in parts:
+        both = Part(found[-1].first, part.last, (*found[-1].names, *part.names)) if found else part
+        if found and size(both) <= most:
+            found[-1] = both
+        else:
+            found.append(part)
     return found
 
 
@@ -77,16 +104,17 @@ class StreamedWeights:
     def __init__(
         self, options: RankOptions, rank: int, description: Description, dtype: torch.dtype, expected: int, room: int
     ) -> None:
-        self.layers, self.dtype, self.rank, self.room = layer_names(description), dtype, rank, room
-        self._names = {name for layer in self.layers for name in (*layer.dense, *sum(layer.experts, ()))}
+        self.layers, self.dtype, self.rank, self.room = layer_parts(description), dtype, rank, room
+        by_layer = ((*(part.names for part in layer.dense), *layer.experts) for layer in self.layers)
+        self._names = {name for parts in by_layer for names in parts for name in names}
         told = (options.identity or options.directory, options.weights, str(dtype), options.plan.stages, rank)
         name = blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()
         root = (model_settings(environment()).cache or cache_directory()) / FOLDER / f"rank-{rank}"
         self.file = MatrixFile(root / name, expected)
         self._pools: list[WeightPool] = []
         self._experts: WeightPool | None = None
-        self.read_with: dict[int, PackedMatrix] = {}
-        """Of layers whose dense part is read with every step: one of its matrices."""
+        self.read_with: dict[tuple[int, int], PackedMatrix] = {}
+        """Of parts that are read with every step, by their operations: one of their matrices."""
         self.told = ""
 
     def __contains__(self, name: str) -> bool:
@@ -111,8 +139,9 @@ class StreamedWeights:
         descriptor, disk, how = self.file.open()
         try:
             memory = _copy_rate()
+            parts = self._parts()
             layers = Layers(
-                tuple(self._bytes(layer.dense) for layer in self.layers),
+                tuple(self._bytes(part.names) for part in parts),
                 max((self._bytes(expert) for layer in self.layers for expert in layer.experts), default=0),
                 sum(len(layer.experts) for layer in self.layers),
                 max(layer.chosen for layer in self.layers),
@@ -130,14 +159,26 @@ class StreamedWeights:
             file = WeightFile(descriptor, READERS)
         finally:
             os.close(descriptor)
-        return self._place(matrices, window, file, f"{format_bytes(round(disk))}/s {how}")
+        return self._place(matrices, parts, window, file, f"{format_bytes(round(disk))}/s {how}")
 
-    def _place(self, matrices: dict[str, PackedMatrix], window: Window, file: WeightFile, disk: str) -> int:
+    def _parts(self) -> list[Part]:
+        """What all tokens need, of all layers."""
+
+        def size(part: Part) -> int:
+            return self._bytes(part.names)
+
+        most = max(size(part) for layer in self.layers for part in layer.dense)
+        return [part for layer in self.layers for part in joined(layer.dense, size, most)]
+
+    def _place(
+        self, matrices: dict[str, PackedMatrix], parts: Sequence[Part], window: Window, file: WeightFile, disk: str
+    ) -> int:
         held = 0
-        dense = [self.layers[layer].dense for layer in window.read]
+        read = [parts[place] for place in window.read]
+        dense = [part.names for part in read]
         if dense:
             pool = self._pool(file, dense, matrices, window.slots, cyclic=True)
-            self.read_with = {layer: matrices[self.layers[layer].dense[0]] for layer in window.read}
+            self.read_with = {(part.first, part.last): matrices[part.names[0]] for part in read}
             held += pool.bytes
         experts = [expert for layer in self.layers for expert in layer.experts]
         if window.experts is not None:
@@ -150,10 +191,10 @@ class StreamedWeights:
         self.read_bytes = sum(self._bytes(part) for part in dense)
         self.stored_bytes = sum(self._bytes((name,)) for name in away)
         buffers = f"{window.slots} buffer{'s' if window.slots > 1 else ''}"
-        parts = [f"{len(dense)} of {len(self.layers)} layers into {buffers}"] if dense else []
+        told = [f"{len(dense)} of {len(parts)} parts of layers into {buffers}"] if dense else []
         if window.experts is not None:
-            parts.append(f"experts, {window.experts} of {len(experts)} in memory")
-        self.told = f"{' and '.join(parts) or 'nothing'} from a disk of {disk}"
+            told.append(f"experts, {window.experts} of {len(experts)} in memory")
+        self.told = f"{' and '.join(told) or 'nothing'} from a disk of {disk}"
         log.info("weights are streamed: %s", self.told)
         return held
 

@@ -19,8 +19,8 @@ _WORTH = 0.99
 
 @dataclass(frozen=True)
 class Layers:
-    """Bytes, in whole pages. ``dense``: of each layer what all tokens need. ``expert``: of the largest expert, and
-    ``experts``: how many there are in all layers, of which a token chooses ``chosen`` of a layer."""
+    """Bytes, in whole pages. ``dense``: of the parts of layers that all tokens need. ``expert``: of the largest expert,
+    and ``experts``: how many there are in all layers, of which a token chooses ``chosen`` of a layer."""
 
     dense: tuple[int, ...]
     expert: int = 0
@@ -40,8 +40,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Window:
-    """``read``: layers whose dense part is read with every step, in order, into ``slots``. ``experts``: how many of
-    them are in memory at once; None: all stay."""
+    """``read``: parts that are read with every step, in order, into ``slots``. ``experts``: how many of them are in
+    memory at once; None: all stay."""
 
     read: tuple[int, ...] = ()
     slots: int = 0
