@@ -117,6 +117,10 @@ def test_a_plan_that_the_engine_cannot_run_is_refused_whatever_the_file_says() -
         ({"model": {"name": "x"}}, "is no plan .*missing required field"),
         ({"plans": [{"stages": [{"devices": [], "first_layer": 0, "last_layer": 1}]}]}, "is no plan"),
         ({"plans": [{"stages": []}]}, "at least one stage"),
+        (
+            {"plans": [{"stages": [{"devices": ["a"], "first_layer": 0, "last_layer": 1, "shares": [[0, 1, 1, 1]]}]}]},
+            "above 0",
+        ),
     ],
 )
 def test_what_is_no_plan_is_refused_with_the_cure(changes: dict[str, Any], said: str) -> None:

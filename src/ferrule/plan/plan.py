@@ -32,6 +32,8 @@ class Stage:
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.shares):
             raise PlanError("a stage needs as many shares as devices, and at least one")
+        if not all(0 < part <= 1 for share in self.shares for part in share):
+            raise PlanError("shares of a layer are fractions above 0 and up to 1")
         if not 0 <= self.first_layer < self.last_layer:
             raise PlanError(f"a stage of layers {self.first_layer} up to {self.last_layer} holds nothing")
 

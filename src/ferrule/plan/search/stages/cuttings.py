@@ -44,7 +44,7 @@ def cuttings_of(costs: StageCosts, devices: Sequence[str]) -> list[Cutting]:
 def _by_head(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[Share, ...]]:
     model, count = costs.model, len(names)
     heads = model.key_value_heads
-    if model.query_heads < count:
+    if model.query_heads < count or model.query_heads % heads:
         return
     yield shares_by(model, (1.0,) * count)
     if alike(costs, names):
