@@ -38,10 +38,12 @@ _T = TypeVar("_T")
 
 MAX_AGE_SECONDS = 30 * 86400.0
 TIMEOUT = 120.0
-_VERSION: Final = 3
+_VERSION: Final = 2
 _MAX_ENTRIES = 50
 _LOCK_SECONDS = 2.0
 _PACKAGES = ("torch", "transformers", "numpy")
+_RANKS = "ranks 2"
+"""To be counted up when a rank of the same versions takes other memory."""
 _RANK_PROGRAM = """
 import importlib, json, sys
 from ferrule.process.memory import private_bytes
@@ -64,7 +66,7 @@ print(json.dumps(found))
 class _Store(FileRecord, frozen=True, tag="measured-devices"):
     """The file in which figures are remembered, by `_key`."""
 
-    version: Literal[3]
+    version: Literal[2]
     devices: dict[str, Figures]
 
 
@@ -266,7 +268,7 @@ def _key(effort: Effort) -> str:
     disk = str(folder.stat().st_dev)
     asked = msgspec.json.encode(replace(effort, folder=""), order="sorted").decode()
     kernels = f"kernels {kernel_instructions()}"
-    return " | ".join([f"ferrule {__version__}", kernels, *versions, *hardware, f"disk {disk}", asked])
+    return " | ".join([f"ferrule {__version__}", _RANKS, kernels, *versions, *hardware, f"disk {disk}", asked])
 
 
 def _machine() -> str:
