@@ -22,7 +22,7 @@ from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.device_matrix import DeviceMatrix, pack_on
 from ferrule.engine.weights.groups import GroupedMatrix
 from ferrule.engine.weights.matrix import Piece
-from ferrule.engine.weights.slicing import even
+from ferrule.engine.weights.slicing import columns
 from ferrule.model.gguf.types import LAYOUTS
 from ferrule.model.packing import PACKED_VALUES, GroupLayout
 from ferrule.plan import make_plan
@@ -92,7 +92,7 @@ def test_a_slice_is_read_as_packed_and_no_more_memory_is_used(tmp_path: Path, ma
     device = open_device("emulated", 1)
     with Checkpoint(tmp_path, "int4") as checkpoint:
         weight = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
-        cut, uploads = even(512, 1, 1, 2, "width"), Uploads(device.torch_device)
+        cut, uploads = columns(512, 1, (256, 512)), Uploads(device.torch_device)
         matrix = weight.format.pack(weight, cut, checkpoint, torch.float32, uploads)
     assert isinstance(matrix, DeviceMatrix)
     assert matrix.shape == (64, 256)
