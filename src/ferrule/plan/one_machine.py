@@ -21,7 +21,7 @@ from ferrule.plan.search.best import SearchResult, search
 LEAST_CONTEXT = 64
 """Tokens with room for fewer of which serving makes no sense; the engine cuts the context to what there is room for."""
 _PROMPT = 512
-RANK_BYTES = 200 * 2**20
+RANK_BYTES = 240 * 2**20
 """Memory of a rank's process before any weight, where that was not measured; libraries, most of it."""
 
 

@@ -53,7 +53,7 @@ def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts:
         token = token_in(hosts.run(0, "up", "--no-mdns"))
         hosts.run(1, "up", "--no-mdns", "--join", token)
         quick = ("--threads", "1", "--no-standby", "--no-self-test")
-        options = ("--memory-limit", "500MiB", "--max-context", "256", *quick)
+        options = ("--memory-limit", "560MiB", "--max-context", "256", *quick)
         shown = hosts.run(0, "serve", "--models", str(file), *options, timeout=180)
         assert "ferrule stop models" in shown
         both = ("host0", "host1")

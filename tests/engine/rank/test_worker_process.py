@@ -10,12 +10,15 @@ import pytest
 PROGRAM = """
 import sys
 import torch
+import transformers
 own = torch.compiler.disable, torch.compiler.allow_in_graph, torch.distributed.is_available
 from ferrule.engine.rank.worker_process import main, step_seconds
 
-import transformers.models.llama.modeling_llama
+import transformers.models.llama.modeling_llama as llama
+with torch.device("meta"):
+    llama.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=1))
 
-heavy = {"scipy", "accelerate", "sympy", "triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
+heavy = {"scipy", "accelerate", "triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert "transformers.modeling_utils" in sys.modules
 assert own == (torch.compiler.disable, torch.compiler.allow_in_graph, torch.distributed.is_available)

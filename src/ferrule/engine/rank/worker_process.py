@@ -1,22 +1,24 @@
 """The program of a rank's process, and its benchmark, without the imports that no rank has a use for.
 
 transformers' models import torch's compiler and its distributed tensors, and SciPy and Accelerate where they are
-installed: two fifths of the processor time of a rank's start. Ranks compile nothing by `torch.compile`, and cut tensors
+installed: a third of the processor time of a rank's start. Ranks compile nothing by `torch.compile`, and cut tensors
 themselves.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 import torch.compiler
 import torch.distributed
+from torch._compile import _disable_dynamo
 from transformers.utils import import_utils
 
 __all__ = ["main", "step_seconds"]
@@ -26,10 +28,15 @@ _OF_MASKS = f"{_COMPILER}._trace_wrapped_higher_order_op"
 _UNSET = object()
 
 
+def _unmarked(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+    """A decorator, with or without arguments, that changes nothing."""
+    return _unmarked if function is None else function
+
+
 class _Later(ModuleType):
     """A module of the compiler that is imported once more is asked of it than what is here: marks of functions."""
 
-    allow_in_graph = assume_constant_result = staticmethod(lambda function: function)
+    allow_in_graph = assume_constant_result = staticmethod(_unmarked)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -38,11 +45,6 @@ class _Later(ModuleType):
             if isinstance(sys.modules.get(each), _Later):
                 del sys.modules[each]
         return getattr(import_module(self.__name__), name)
-
-
-def _unmarked(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
-    """A decorator, with or without arguments, that changes nothing."""
-    return _unmarked if function is None else function
 
 
 @contextmanager
@@ -90,8 +92,21 @@ def _without_compiler() -> Iterator[None]:
         yield
 
 
+def _keep_from_asking() -> None:
+    """torch's operations on tensors without memory import the compiler when they are first called, to be left alone by
+    it, and remember the function that it gives them: it shall be their own."""
+    asks = _disable_dynamo(lambda: None).__code__
+    for each in gc.get_objects():
+        if type(each) is FunctionType and each.__code__ is asks:
+            cells = dict(zip(asks.co_freevars, each.__closure__ or (), strict=False))
+            own = cells["fn"].cell_contents
+            vars(own).setdefault("__dynamo_disable", own)
+
+
 _decide_what_is_absent()
+_keep_from_asking()
 with _without_compiler():
     import_module("transformers.masking_utils")
+    import_module("sympy")  # as torch's operations without memory do when a model is built: now, so that it is counted
     from ferrule.engine.rank.stepping import step_seconds
     from ferrule.engine.rank.worker import main
