@@ -271,7 +271,7 @@ def test_a_model_that_cannot_be_had_now_says_why_and_when_to_come_back(serving: 
     assert health.status_code == 503
     body = health.json()
     assert (body["status"], body["error"], body["since"], body["recoveries"]) == ("waiting", "host two is away", 5.0, 1)
-    assert body["last_recovery"] == {"cause": "lost", "at": 1.0, "seconds": 2.5, "requests": 3}
+    assert body["last_recovery"] == {"cause": "lost", "at": 1.0, "seconds": 2.5, "requests": 3, "kept": []}
 
 
 class BrokenEngine(FakeEngine):
