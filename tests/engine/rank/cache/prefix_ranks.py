@@ -25,6 +25,7 @@ from ferrule.engine.rank.worker import follow
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
+from ferrule.plan import Plan
 
 CONTEXT, VOCABULARY = 256, 131
 Turn = Sequence[Add | Cancel]
@@ -54,6 +55,7 @@ def answers(
     directory: Path,
     *turns: Turn,
     split: tuple[int, int] = (1, 1),
+    plan: Plan | None = None,
     runner: type[StepRunner | TorchRunner] = StepRunner,
     device: Callable[[], Device] = lambda: open_device("cpu", 1),
     cache_tokens: int | None = None,
@@ -63,10 +65,10 @@ def answers(
     **options: Any,
 ) -> Answers:
     """What ranks say to ``turns``, each of which comes when the requests of the one before have ended. Cancellations
-    come five steps after what is before them in their turn."""
-    plan = plan_for(directory, *split)
+    come five steps after what is before them in their turn. ``plan``: in the place of an even ``split``."""
+    plan = plan or plan_for(directory, *split)
     given = RankOptions(str(directory), "float32", plan, 1, CONTEXT, 4, batch_tokens, (), adapters=adapters, **options)
-    groups, stages = thread_groups(plan.world_size), [thread_groups(split[0]) for _ in range(split[1])]
+    groups, stages = thread_groups(plan.world_size), [thread_groups(len(stage.devices)) for stage in plan.stages]
 
     def body(world: Group) -> Answers | None:
         shard = plan.shards[world.rank]
