@@ -103,7 +103,7 @@ def quantized(model: Path) -> None:
         (no_tokenizer, (), 3, "no tokenizer that can be read"),
         (tokenizer_of_another_model, (), 3, "a vocabulary of 3,080 tokens, but the model's embedding only 3,072 rows"),
         (quantized, (), 3, "is quantized (quip)"),
-        (None, ("--tp", "3"), 4, "does not divide by 3"),
+        (None, ("--tp", "99"), 4, "8 attention heads cannot be shared by 99 ranks; use 8 or less"),
         (None, ("--pp", "99"), 4, "cannot fill 99 pipeline stages"),
         (None, ("--tp", "0"), 2, "--tp"),
         (None, ("--max-context", "1000000"), 2, "--max-context 1000000 is more than the 1024 tokens"),
