@@ -11,7 +11,7 @@ import asyncio
 import logging
 import resource
 import ssl
-from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -112,8 +112,8 @@ class HttpConfig(uvicorn.Config):
         self.tls, self.most, self.head, self.body, self.send, self.vanished = tls, most, head, body, send, vanished
         self.waiting: dict[Connection, None] = {}
         """Connections without a complete request, in the order in which they began to wait."""
-        self.late: deque[Connection] = deque()
-        """Those whose deadline is over, until they are ended."""
+        self.late: dict[Connection, None] = {}
+        """Those of them whose deadline is over, in its order, until they are ended or go on after all."""
 
 
 class Connection(H11Protocol):
@@ -204,6 +204,7 @@ class Connection(H11Protocol):
     def _wait_for(self, phase: Any) -> None:
         self._phase = phase
         self._limits.waiting.pop(self, None)
+        self._limits.late.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -214,14 +215,12 @@ class Connection(H11Protocol):
 
     def _too_late(self) -> None:
         """End this connection, if not too many others are late at this moment."""
-        self._limits.late.append(self)
+        self._limits.late[self] = None
         if len(self._limits.late) == 1:
             self.loop.call_soon(_end_late, self._limits, self.loop)
 
     def end_late(self) -> None:
-        """End this connection where it still waits for the client."""
-        if self._phase is None:
-            return
+        """Tell the client that its time is over, where it has begun to ask."""
         seconds = self._limits.head if self._phase is h11.IDLE else self._limits.body
         asked = self._phase is h11.SEND_BODY or self.conn.trailing_data[0]
         late = ApiError(408, f"the request was not complete within {seconds:g} s", code="timeout")
@@ -253,8 +252,8 @@ class Connection(H11Protocol):
 
 
 def _end_late(limits: HttpConfig, loop: asyncio.AbstractEventLoop) -> None:
-    for _ in range(min(AT_ONCE, len(limits.late))):
-        limits.late.popleft().end_late()
+    for each in list(islice(limits.late, AT_ONCE)):
+        each.end_late()
     if limits.late:
         loop.call_soon(_end_late, limits, loop)
 
