@@ -82,8 +82,8 @@ def test_each_replica_is_placed_on_hosts_of_its_own_and_told_of(tmp_path, monkey
     server = ModelServer(home, "demo", desired(home.settings.host, replicas=2, hosts=("a", "b", "c")))
     asyncio.run(server.load())
     assert len(begun) == 2
-    assert [planner._wanted for planner in server._planners] == [("a", "b"), ("c",)]
-    assert [planner._beside for planner in server._planners] == [{"c"}, {"a", "b"}]
+    assert [planner._hosts._wanted for planner in server._planners] == [("a", "b"), ("c",)]
+    assert [planner._hosts._names_beside for planner in server._planners] == [{"c"}, {"a", "b"}]
     assert server._detail == "load (25%)"
     server._planners[0].placed = HERE
     state = server.state()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ferrule.agent.placement import devices as host_devices
+from ferrule.agent.placement import hosts as rank_hosts
 from ferrule.agent.placement import planner as cluster_planner
 from ferrule.agent.placement.cores import HostCores
 from ferrule.agent.placement.planner import ClusterPlanner, _rather_here
@@ -56,9 +57,9 @@ class FakeCluster:
         self.install = {}
         """By host id, the command that installs the engine where it lacks."""
         self.kernels = {member.host: f"boot of {member.name}" for member in MEMBERS}
-        monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
+        monkeypatch.setattr(rank_hosts, "ask_here", self.ask_here)
         monkeypatch.setattr(host_devices, "ask_member", self.ask_member)
-        monkeypatch.setattr(cluster_planner, "ask_all", self.ask_all)
+        monkeypatch.setattr(rank_hosts, "ask_all", self.ask_all)
         monkeypatch.setattr(host_devices, "parse_report", lambda text, origin: text_of[text])
         monkeypatch.setattr(host_devices, "read_calibrations", dict)
 
@@ -135,7 +136,7 @@ def test_an_agent_that_does_not_answer_is_waited_for(monkeypatch, spec):
     async def busy(home, question):
         raise ClusterError("this host's agent does not answer (in time)")
 
-    monkeypatch.setattr(cluster_planner, "ask_here", busy)
+    monkeypatch.setattr(rank_hosts, "ask_here", busy)
     with pytest.raises(ModelUnavailable, match="does not answer"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
     assert cluster.described == []
@@ -166,7 +167,7 @@ def test_a_device_that_stays_lost_is_replaced_on_its_host_and_needs_room_there(m
             for member in members
         }
 
-    monkeypatch.setattr(cluster_planner, "ask_all", ask_all)
+    monkeypatch.setattr(rank_hosts, "ask_all", ask_all)
     options = EngineOptions("x", tensor=2, device="cuda")
     planner = ClusterPlanner(None, options, split=True)
     assert form(planner, spec, device="cuda").options.device == "cuda"

@@ -167,7 +167,7 @@ def test_a_note_is_logged_once_and_hosts_beside_are_asked_once(
     hosts = Hosts(monkeypatch, a=[*CARDS, PROCESSOR], b=[PROCESSOR])
     hosts.notes = {"a": ("xpu is left out",), "b": ("cuda is left out",)}
     planner = planner_of("auto,cuda,cpu")
-    planner._members_beside = [hosts.members.pop()]
+    planner._hosts.beside = [hosts.members.pop()]
     assert hosts.place(planner).note == "a: xpu is left out"
     hosts.place(planner, lost("cuda:1", "a"))
     assert [name for name, _ in hosts.asked] == ["a", "b"], "what is known will do when time counts"
@@ -198,7 +198,7 @@ def test_the_model_moves_back_to_a_device_that_its_host_says_is_back(monkeypatch
     async def steady(seconds: float) -> list[Member]:
         return hosts.members
 
-    monkeypatch.setattr(planner, "_steady_members", steady)
+    monkeypatch.setattr(planner._hosts, "steady", steady)
     options = RankOptions("/models/x", "auto", make_plan(MODEL), 1, 2048, 8, 512, (), device="auto")
 
     def better(deployment: Deployment) -> Deployment | None:

@@ -11,12 +11,11 @@ from functools import partial
 
 from ferrule.agent.placement.cores import HostCores, rank_threads
 from ferrule.agent.placement.devices import HostDevices, cluster_of, probe_of
-from ferrule.agent.placement.ranks import ClusterStarter, FileSource
+from ferrule.agent.placement.hosts import RankHosts
+from ferrule.agent.placement.ranks import ClusterStarter
 from ferrule.agent.placement.shared import Part, SharedMemory, lacking, parts_of
 from ferrule.agent.placement.standby import ClusterStandby
-from ferrule.cluster.client import ask_all, ask_here
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
 from ferrule.engine.device_names import CPU, device_of
@@ -26,7 +25,7 @@ from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.errors import ClusterError, ConfigError, FerruleError, ModelUnavailable
+from ferrule.errors import ClusterError, FerruleError, ModelUnavailable
 from ferrule.model import ModelSpec
 from ferrule.plan import (
     BUILT_IN_ENGINE,
@@ -44,9 +43,6 @@ from ferrule.plan.cluster import HostReport
 from ferrule.plan.explain import WORTH_IT, verdict
 
 _log = logging.getLogger(__name__)
-
-REACH_SECONDS = 1.0
-REPORT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,8 @@ class ClusterPlanner:
         self._saved = saved
         self.placed: Placed | None = None
         self.standby = ClusterStandby(home, spread=split) if options.standby else None
-        self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
-        self._beside = frozenset(beside)
-        self._members_beside: Sequence[Member] = ()
+        self._home, self._options, self._split = home, options, split
+        self._hosts = RankHosts(home, wanted, beside)
         self._here: Sequence[Member] = ()
         """Those that told `shortage` what they have."""
         self._steady = move_back_seconds(environment())
@@ -102,8 +97,6 @@ class ClusterPlanner:
         self._seen: tuple[Loss, Sequence[Member]] | None = None
         """Those that answered after a loss, which need not be asked again for what follows."""
         self._running_on = options.device
-        self._source: FileSource | None = None
-        """This host, once it is known."""
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
@@ -118,7 +111,7 @@ class ClusterPlanner:
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         seen, self._seen = self._seen, None
         try:
-            members = seen[1] if seen is not None and seen[0] is loss else await self._members()
+            members = seen[1] if seen is not None and seen[0] is loss else await self._hosts.answering()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
         self._returns.settled()
@@ -135,7 +128,7 @@ class ClusterPlanner:
         if self._lost.lasting(loss, time.monotonic()):
             return None
         try:
-            members = await self._members()
+            members = await self._hosts.answering()
             self._seen, there = (loss, members), {member.host for member in members}
             if not isinstance(now.starter, ClusterStarter):
                 return None
@@ -158,7 +151,7 @@ class ClusterPlanner:
         if self._steady is None:
             return None
         try:
-            self._up = members = await self._steady_members(self._steady)
+            self._up = members = await self._hosts.steady(self._steady)
             back = await self._returns.look()
             question = (tuple(member.host for member in members), now.starter, now.options.device, back)
             if self._weighed is None or self._weighed[0] != question:
@@ -189,7 +182,7 @@ class ClusterPlanner:
         try:
             if fresh or not self._here:
                 self._here = ()
-                self._here = await self._described(await self._members(), self._lost, fresh=fresh, now=fresh)
+                self._here = await self._described(await self._hosts.answering(), self._lost, fresh=fresh, now=fresh)
             if not self._split:
                 await asyncio.to_thread(self._chosen, self._spec, self._context, self._here, self._lost, without)
                 return None
@@ -246,7 +239,7 @@ class ClusterPlanner:
         if self._saved is not None or self._split:
             spread = partial(self._as_saved, self._saved) if self._saved is not None else self._spread
             placed, ranks = spread(self._spec, members)
-            cores = await self._cores([*members, *self._members_beside])
+            cores = await self._hosts.cores([*members, *self._hosts.beside])
         else:
             members = await self._described(members, lost, fresh=fresh)
             # In a thread: it may take a second, in which answers of a model that runs must go on.
@@ -255,7 +248,7 @@ class ClusterPlanner:
         threads = rank_threads([member.host for member in ranks], cores)
         if self._options.threads is not None:
             threads = [self._options.threads] * len(ranks)
-        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads), self._source)
+        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads), self._hosts.source)
         self._placements[starter, placed.plan] = placed
         options = replace(options, plan=placed.plan)
         if placed.devices:
@@ -263,14 +256,14 @@ class ClusterPlanner:
         found = lost.around(options, placed.hosts)
         if found is None:
             return Deployment(options, starter, self.standby)
-        lost.check_room(self._spec, found, placed.hosts, await self._free(ranks))
+        lost.check_room(self._spec, found, placed.hosts, await self._hosts.free(ranks))
         return Deployment(found.options, starter, self.standby, found.note)
 
     async def _described(
         self, members: Sequence[Member], lost: LostDevices, *, fresh: bool, now: bool = False
     ) -> list[Member]:
         """Those that tell what they have, which is noted. ``fresh``, ``now``: as in `HostDevices.described`."""
-        reports = await self._devices.described(members, lost, fresh=fresh, now=now, beside=self._members_beside)
+        reports = await self._devices.described(members, lost, fresh=fresh, now=now, beside=self._hosts.beside)
         self._reports = reports if fresh else self._reports | reports
         there = [member for member in members if member.host in reports]
         if not there:
@@ -283,54 +276,6 @@ class ClusterPlanner:
             [f"{device} of {host}" for device, host in zip(placed.devices, placed.hosts, strict=True)]
         )
         return "; ".join(filter(None, (*self._devices.notes, told)))
-
-    async def _steady_members(self, seconds: float) -> list[Member]:
-        """Those that have been up for so long, as `_members` has them."""
-        status = await ask_here(self._home, GetStatus())
-        up = [each for each in status.hosts if each.state == "here" or (each.up_seconds or 0.0) >= seconds]
-        there = [member for member in up if not self._wanted or member.name in self._wanted]
-        there = [member for member in there if not member.install_engine]
-        return sorted(there, key=lambda member: (member.host != status.host, member.name))
-
-    async def _members(self) -> list[Member]:
-        """Those that answer now and can run ranks, this host first, then by name. Raises `ModelUnavailable` where none
-        does, or one that was named has no engine."""
-        status = await ask_here(self._home, GetStatus())
-        known = {member.host: member for member in status.hosts}
-        require_known(self._wanted, status.hosts)
-        if self._source is None and not known[status.host].install_engine:
-            self._source = FileSource(self._home, known[status.host])
-        answering = await ask_here(self._home, GetReachable(REACH_SECONDS))
-        there = [known[host] for host in answering if host in known]
-        self._members_beside = [member for member in there if member.name in self._beside]
-        there = [member for member in there if not self._wanted or member.name in self._wanted]
-        if not there:
-            raise ModelUnavailable(f"none of the hosts {', '.join(self._wanted)} answers")
-        lacking = [member for member in there if member.install_engine]
-        there = [member for member in there if not member.install_engine]
-        if lacking and (self._wanted or not there):
-            raise ModelUnavailable(f"no rank can run on {'; nor on '.join(map(_install, lacking))}")
-        for member in lacking:
-            _log.warning("no rank is put on %s", _install(member))
-        return sorted(there, key=lambda member: (member.host != status.host, member.name))
-
-    async def _cores(self, members: Sequence[Member]) -> dict[str, HostCores]:
-        """The processors of each host that answers in time."""
-        reports = await ask_all(self._home, members, GetReport(), REPORT_SECONDS)
-        return {host: HostCores(report.kernel, report.cpus) for host, report in reports.items()}
-
-    async def _free(self, members: Sequence[Member]) -> dict[str, int]:
-        """Bytes free for processors, by the names of those hosts that answer in time."""
-        names = {member.host: member.name for member in members}
-        reports = await ask_all(
-            self._home, list({member.host: member for member in members}.values()), GetReport(), REPORT_SECONDS
-        )
-        return {
-            names[host]: device.free
-            for host, report in reports.items()
-            for device in report.devices
-            if device.kind == CPU
-        }
 
     def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""
@@ -378,13 +323,6 @@ class ClusterPlanner:
         return placed, [by_name[host] for host in hosts]
 
 
-def require_known(wanted: Collection[str], members: Collection[Member]) -> None:
-    """Raises `ConfigError` for names of hosts that the cluster does not have."""
-    names = {member.name for member in members}
-    if strange := set(wanted) - names:
-        raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {', '.join(sorted(names))}")
-
-
 def _on(options: RankOptions, devices: Sequence[str]) -> RankOptions:
     """With a device for each rank; one name where all have the same."""
     return replace(options, device=",".join(devices if len(set(devices)) > 1 else devices[:1]))
@@ -412,10 +350,6 @@ def _missing(question: Question, members: Sequence[Member]) -> str:
     except FerruleError as error:
         reason = error
     return f"{names} cannot hold it: {reason}"
-
-
-def _install(member: Member) -> str:
-    return f"{member.name}, where the engine is not installed; run there: {member.install_engine}"
 
 
 def _and(names: Sequence[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -82,19 +82,16 @@ class ClusterStarter:
         """See `RankStarter.moved`. Rank 0 cannot move: the others find it where it is."""
         if not isinstance(other, ClusterStarter) or len(other.members) != len(self.members):
             return None
-        pairs = zip(self.members, other.members, strict=True)
-        found = tuple(rank for rank, (one, another) in enumerate(pairs) if one.host != another.host)
+        found = _elsewhere(self.members, other.members)
         return None if 0 in found else found
 
     async def start(self, options: RankOptions) -> ClusterRanks:
         ranks = ClusterRanks(self.home, self.members)
         try:
-            if self.source is not None:
-                await self.source.send(self.members, options)
-            await ranks.start(options, self.threads)
-        except (ClusterError, AuthError, OSError, TimeoutError) as error:
-            await ranks.stop(0)
-            raise ModelUnavailable(f"ranks could not be started: {error or 'a host did not answer in time'}") from error
+            with _unavailable():
+                if self.source is not None:
+                    await self.source.send(self.members, options)
+                await ranks.start(options, self.threads)
         except BaseException:
             await ranks.stop(0)
             raise
@@ -157,7 +154,7 @@ class ClusterRanks:
         """See `StartedRanks.replace`."""
         assert isinstance(deployment.starter, ClusterStarter)
         members, self._threads = deployment.starter.members, deployment.starter.threads
-        moved = [rank for rank, member in enumerate(members) if member.host != self._members[rank].host]
+        moved = _elsewhere(self._members, members)
         if not set(moved) <= set(ranks):
             raise ModelUnavailable("ranks that are left would have to move")
         self._members, self.hosts = members, [member.name for member in members]
@@ -170,16 +167,12 @@ class ClusterRanks:
                     await self._news.wait()
         for rank in ranks:
             self._codes[rank], self._tails[rank] = None, ""
-        try:
+        with _unavailable():
             if moved and deployment.starter.source is not None:
                 await deployment.starter.source.send(members, deployment.options)
             new = {members[rank].host: members[rank] for rank in moved if members[rank].host not in self._lives}
             await _all_or_none(self._begin(member) for member in new.values())
             made = await _all_or_none(self._start_rank(rank, deployment.options) for rank in ranks)
-        except (ClusterError, AuthError, OSError, TimeoutError) as error:
-            raise ModelUnavailable(
-                f"a rank could not be started: {error or 'a host did not answer in time'}"
-            ) from error
         for rank, ours in zip(ranks, made, strict=True):
             self.sockets[rank] = ours
         return made
@@ -262,6 +255,21 @@ class ClusterRanks:
                 await life.send(EndJob(grace))
                 await self._ended[host].wait()
         life.close()
+
+
+def _elsewhere(members: Sequence[Member], others: Sequence[Member]) -> tuple[int, ...]:
+    """The ranks that ``others`` have on other hosts than these ``members``."""
+    pairs = zip(members, others, strict=True)
+    return tuple(rank for rank, (one, other) in enumerate(pairs) if one.host != other.host)
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """Raises `ModelUnavailable` where a host cannot be asked for a rank."""
+    try:
+        yield
+    except (ClusterError, AuthError, OSError, TimeoutError) as error:
+        raise ModelUnavailable(f"ranks could not be started: {error or 'a host did not answer in time'}") from error
 
 
 async def _all_or_none(works: Iterable[Awaitable[_T]]) -> list[_T]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from ferrule.agent.placement.devices import HostDevices, cluster_of
-from ferrule.agent.placement.planner import require_known
+from ferrule.agent.placement.hosts import require_known
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetStatus

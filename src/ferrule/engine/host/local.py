@@ -16,16 +16,15 @@ import numpy as np
 from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
-from ferrule.engine.host.prepare import PlanChoice, PreparedModel, prepared
-from ferrule.engine.host.processes import rank_threads
+from ferrule.engine.host.prepare import PlanChoice, PreparedModel, name_of, prepared, rank_options
 from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
 from ferrule.engine.host.starting import Running
 from ferrule.engine.host.supervisor import RankSupervisor
 from ferrule.engine.images.prompts import ImagePrompts, order_of
 from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
-from ferrule.engine.options import EngineOptions, RankOptions, parse_speculation
-from ferrule.engine.source import COMPUTED, DEMO, called
+from ferrule.engine.options import EngineOptions
+from ferrule.engine.source import COMPUTED
 from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.engine.types import (
     VECTORS_ONLY,
@@ -44,11 +43,8 @@ from ferrule.engine.types import (
 from ferrule.engine.vectors import finished
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
 from ferrule.model import PoolingMode
-from ferrule.model.gguf import full_path
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ferrule.engine.types import Vector
     from ferrule.lab import Lab
 
@@ -61,24 +57,18 @@ INTERRUPTED_SECONDS = 300.0
 
 TEXT_ONLY = "this model takes text only, no images"
 
-DEMO_NAME = "ferrule-demo"
-
-
-def name_of(options: EngineOptions, directory: Path) -> str:
-    """What the API calls the model whose files are in ``directory``."""
-    return options.name or (DEMO_NAME if options.model == DEMO else called(options.model, directory))
-
 
 class LocalEngine:
     """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
 
     def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
+        told = rank_options(options, model)
         self.name = name_of(options, model.directory)
         self.created = int(time.time())
         self.spec = model.spec
         self.plan = model.plan
         self.vocab_size = model.spec.vocab_size
-        self.max_context = self._wanted_context = options.max_context or model.longest
+        self.max_context = told.context
         self.tokenizer = model.tokenizer
         self.embedding, self._dense = model.embedding, model.dense
         self.default_sampling = model.default_sampling
@@ -103,33 +93,7 @@ class LocalEngine:
         self._on_progress: ProgressCallback | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when the ranks are lost, before their requests wait; when they are back; and when they never will."""
-        rank_options = RankOptions(
-            directory=str(full_path(model.directory)),
-            dtype=options.dtype,
-            plan=self.plan,
-            threads=rank_threads(options.threads, self.plan.world_size * options.copies),
-            context=self.max_context,
-            max_sequences=options.max_sequences,
-            batch_tokens=options.batch_tokens,
-            end_tokens=tuple(sorted(model.end_tokens)),
-            identity=model.identity,
-            self_test=options.self_test,
-            encrypt=options.encrypt,
-            weights=options.weights,
-            device=options.device,
-            graphs=options.graphs,
-            adapters=model.adapters,
-            copies=options.copies,
-            copies_left=options.copies_left,
-            prefix_cache=options.prefix_cache,
-            prefix_tokens=options.prefix_tokens,
-            prefix_disk=options.prefix_disk,
-            inter_token_limit=options.inter_token_limit,
-            speculate=parse_speculation(options.speculate),
-            kv_cache=options.kv_cache,
-            stream_weights=options.stream_weights,
-        )
-        self._supervisor = RankSupervisor(rank_options, planner, self)
+        self._supervisor = RankSupervisor(told, planner, self)
 
     async def load(self, on_progress: ProgressCallback | None) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
@@ -294,7 +258,7 @@ class LocalEngine:
         self._taught = False
         self.plan = running.plan
         self.ranks = tuple(running.infos[index] for index in range(running.plan.world_size))
-        self.max_context = min(self._wanted_context, running.cache_tokens)
+        self.max_context = min(self._supervisor.options.context, running.cache_tokens)
         for request in list(self._requests.open.values()):
             answer = int(request.pooling is None)
             if len(request.prompt) + len(request.made) + answer > self.max_context and not request.finished:

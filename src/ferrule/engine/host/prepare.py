@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.adapters import counted, find
+from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.images.families import Told
 from ferrule.engine.images.prompts import told_of
-from ferrule.engine.options import Adapter, EngineOptions
+from ferrule.engine.options import Adapter, EngineOptions, RankOptions, parse_speculation
 from ferrule.engine.shards.weight_files import identity, read_layout
-from ferrule.engine.source import HEAD, resolve
+from ferrule.engine.source import DEMO, HEAD, called, resolve
 from ferrule.engine.spec import read_spec
 from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
@@ -23,6 +24,7 @@ from ferrule.engine.types import Progress, ProgressCallback, SamplingParams
 from ferrule.engine.vectors import Dense, read_dense
 from ferrule.errors import ConfigError, ModelError
 from ferrule.model import Embedding, ModelSpec, kept_in, lacks_head, read_embedding
+from ferrule.model.gguf import full_path
 from ferrule.plan import Plan
 from ferrule.process.memory import trim
 
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 PlanChoice = Callable[[ModelSpec], Plan]
 """Raises `PlanError` where the model cannot be held or split so."""
+DEMO_NAME = "ferrule-demo"
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,41 @@ def prepare(
     plan = choose(spec) if choose else options.plan(spec)
     ends |= tokenizer.end_tokens
     return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense)
+
+
+def name_of(options: EngineOptions, directory: Path) -> str:
+    """What the API calls the model whose files are in ``directory``."""
+    return options.name or (DEMO_NAME if options.model == DEMO else called(options.model, directory))
+
+
+def rank_options(options: EngineOptions, model: PreparedModel) -> RankOptions:
+    """What the ranks of ``model`` are told, by its own plan and with the threads that this machine has for each."""
+    return RankOptions(
+        directory=str(full_path(model.directory)),
+        dtype=options.dtype,
+        plan=model.plan,
+        threads=rank_threads(options.threads, model.plan.world_size * options.copies),
+        context=options.max_context or model.longest,
+        max_sequences=options.max_sequences,
+        batch_tokens=options.batch_tokens,
+        end_tokens=tuple(sorted(model.end_tokens)),
+        identity=model.identity,
+        self_test=options.self_test,
+        encrypt=options.encrypt,
+        weights=options.weights,
+        device=options.device,
+        graphs=options.graphs,
+        adapters=model.adapters,
+        copies=options.copies,
+        copies_left=options.copies_left,
+        prefix_cache=options.prefix_cache,
+        prefix_tokens=options.prefix_tokens,
+        prefix_disk=options.prefix_disk,
+        inter_token_limit=options.inter_token_limit,
+        speculate=parse_speculation(options.speculate),
+        kv_cache=options.kv_cache,
+        stream_weights=options.stream_weights,
+    )
 
 
 async def prepared(

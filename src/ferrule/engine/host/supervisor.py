@@ -96,9 +96,7 @@ class RankSupervisor:
         if old is not None and old is not deployment.standby:
             await old.close()
         self._deployment = deployment
-        options = replace(deployment.options, meet_seconds=patience)
-        if self._is_proven(deployment):
-            options = replace(options, self_test=False)
+        options = self._to_start(deployment, patience)
         start = Start(options.plan, self._served)
         ranks = await Ranks.start(deployment.starter, options, start.heard)
         try:
@@ -107,23 +105,26 @@ class RankSupervisor:
             await ranks.stop(END_SECONDS)
             raise
         self._load_seconds = self._clock() - begun
-        self._prove(deployment)
+        self._went_up(ranks, deployment, start.running)
+        return ranks
+
+    def _to_start(self, deployment: Deployment, patience: float) -> RankOptions:
+        """What its ranks are told: no self-test where one ran on the same hosts and devices, as it has nothing new to
+        find."""
+        options = deployment.options
+        return replace(
+            options,
+            meet_seconds=patience,
+            self_test=options.self_test and _place_of(deployment) not in self._proven,
+            copies_left=self.options.copies_left,
+        )
+
+    def _went_up(self, ranks: Ranks, deployment: Deployment, running: Running) -> None:
+        self._ranks, self._deployment, place = ranks, deployment, _place_of(deployment)
+        self._proven = [*[each for each in self._proven if each != place][1 - MOST_PROVEN :], place]
         if deployment.note and deployment.note != self.note:
             _log.warning("%s", deployment.note)
         self.note = deployment.note
-        self._went_up(ranks, start.running)
-        return ranks
-
-    def _is_proven(self, deployment: Deployment) -> bool:
-        """Whether a self-test has nothing new to find: it ran on the same hosts and devices."""
-        return _place_of(deployment) in self._proven
-
-    def _prove(self, deployment: Deployment) -> None:
-        place = _place_of(deployment)
-        self._proven = [*[each for each in self._proven if each != place][1 - MOST_PROVEN :], place]
-
-    def _went_up(self, ranks: Ranks, running: Running) -> None:
-        self._ranks = ranks
         self._enter("ready", None)
         going_on = self._served.went_up(running)
         if self.last is not None and self.last.requests is None:
@@ -202,12 +203,7 @@ class RankSupervisor:
     async def _go_on(self, ranks: Ranks, kept: frozenset[int], found: Deployment) -> bool:
         """Whether those that are ``kept`` go on as ``found``, with others in the places of those that are not. Raises
         `RanksLostError` where a rank is lost meanwhile."""
-        options = replace(
-            found.options,
-            meet_seconds=RETURN_TIMEOUT,
-            self_test=found.options.self_test and not self._is_proven(found),
-            copies_left=self.options.copies_left,
-        )
+        options = self._to_start(found, RETURN_TIMEOUT)
         start = Start(options.plan, self._served)
         try:
             await ranks.renew(kept, replace(found, options=options), start.heard)
@@ -219,11 +215,9 @@ class RankSupervisor:
             return False
         if found is not self._deployment:
             self._planner.chosen(found)
-        self._deployment, self.note = found, found.note
-        self._prove(found)
         if self.last is not None and self.last.requests is None:
             self.last = replace(self.last, kept=tuple(sorted(kept)))
-        self._went_up(ranks, start.running)
+        self._went_up(ranks, found, start.running)
         return True
 
     async def _move(self, ranks: Ranks, better: Deployment) -> Ranks:

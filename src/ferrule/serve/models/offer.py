@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ferrule.engine import Engine, EngineOptions, Health, ImageInput, ImagePrompt, RankInfo, SamplingParams, Token, Turn
 from ferrule.engine.device_names import CPU
-from ferrule.engine.host.local import name_of
+from ferrule.engine.host.prepare import PreparedModel, name_of
 from ferrule.engine.images.prompts import marker_of
 from ferrule.engine.turn import FIRST_COME
 from ferrule.engine.types import Tokenizer
@@ -20,7 +20,6 @@ from ferrule.serve.tools.families import AUTO
 
 if TYPE_CHECKING:
     from ferrule.engine import Vector
-    from ferrule.engine.host.prepare import PreparedModel
 
 
 class Need(NamedTuple):
