@@ -10,7 +10,7 @@ from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import SamplingParams
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """One request in progress.
 

@@ -118,7 +118,7 @@ class Scheduler:
                 break
             if sequence.embedded != self._embedding:
                 continue
-            if sequence.pending or sequence not in self.running:  # the second: it was just preempted
+            if sequence.pending or sequence.preempted:  # the second: just now
                 continue
             if self.limits.whole and tokens and len(tokens) + sequence.step > room:
                 break
