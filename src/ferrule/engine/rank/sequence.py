@@ -80,6 +80,11 @@ class Sequence:
         whole = max(self.prompt, self.whole)
         return whole - self.cached if self.cached < whole else self.run
 
+    @property
+    def answers(self) -> bool:
+        """Whether it brings what its answer brings at once, and no more."""
+        return self.step <= self.run
+
     def left_after(self, count: int) -> int:
         """Tokens that are known and not computed once the ``count`` under way are."""
         return self.remaining - count

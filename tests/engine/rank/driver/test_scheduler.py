@@ -307,6 +307,7 @@ def test_forced_tokens_do_not_wait_behind_answers_as_prompts_do() -> None:
         done = scheduler.complete(batch, [7] * 40)
     for sequence, _, _ in done:
         scheduler.force(sequence, [8, 9])
+    assert scheduler.answers() == 40
     scheduler.add(40, [5] * 400, SamplingParams())
     batch = scheduler.next_batch()
     assert batch is not None

@@ -110,8 +110,8 @@ class Scheduler:
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
             beside = self.pace.beside(answers, len(prompts))
             room = room if beside is None else min(room, beside or FLOOR)
-        for sequence in (*(each for each in self.running if each.step <= each.run), *prompts):
-            if sequence.step > sequence.run and answered:
+        for sequence in (*(each for each in self.running if each.answers), *prompts):
+            if answered and not sequence.answers:
                 beside = self.pace.beside(len(spans), len(prompts))
                 room = room if beside is None else min(room, len(tokens) + beside)
             if len(spans) >= share or len(tokens) >= room:
@@ -151,7 +151,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, sequence.cached, len(new), sample, known, scores, blocks, len(drafts)))
             scored -= count * scores + len(drafts)
             tokens += new
-            answered = sequence.step <= sequence.run
+            answered = sequence.answers
             sequence.pending, sequence.rejected = len(new), 0
             self.shares.took(sequence.queue, count)
         if not spans:
@@ -280,8 +280,8 @@ class Scheduler:
         return bool(self.prefixes.stored) and any(True for _ in seekers((*self.running, *self.waiting)))
 
     def answers(self) -> int:
-        """How many sequences bring a token at each step."""
-        return sum(each.step == 1 for each in self.running)
+        """How many sequences bring a token at each step, and those that are forced behind it."""
+        return sum(each.answers for each in self.running)
 
     def read_batch(self) -> tuple[Sequence, Batch] | None:
         """A batch of `Kind.READ` for a sequence, by `next_read`: no more than answers can wait for. No other may be
