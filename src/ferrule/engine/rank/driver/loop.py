@@ -84,7 +84,7 @@ class Driver:
         ends = frozenset(options.end_tokens)
         pace = Pace(parse_inter_token_limit(options.inter_token_limit), trial.step_seconds, trial.ridge)
         guesses = options.speculate and trial.unshared is None and not limits.whole
-        self.speculation = Speculation(options.speculate, ends, limits.context, short_context) if guesses else None
+        self.speculation = Speculation(options.speculate, ends, limits) if guesses else None
         self.scheduler = Scheduler(limits, ends, self.prefixes, pace, speculation=self.speculation)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.skips = not runner.captured_room()  # a captured step of one token is cheaper than any other

@@ -187,18 +187,16 @@ class Scheduler:
         a token that stops it, or where others may come first. It is under way once `begin` is told so."""
         if self.waiting or len(batch.spans) != len(self.running):
             return None
-        limits, spans = self.limits, []
+        spans: list[Span] = []
         for span in batch.spans:
             sequence = self.by_identity.get(span.sequence)
             if sequence is None or sequence.cancelled or not span.sample:
                 return None
             if self.speculation is not None and not self.speculation.may_run_ahead(sequence):
                 return None
-            tokens, most = len(sequence.tokens) + 1, sequence.params.max_tokens
-            lengthened = limits.short is not None and not sequence.long and tokens > limits.short
-            if tokens >= limits.context or (most is not None and sequence.generated + 1 >= most) or lengthened:
+            if self.limits.before_end(sequence) < 1:
                 return None
-            spans.append(Span(sequence.identity, tokens - 1, 1, True))
+            spans.append(Span(sequence.identity, len(sequence.tokens), 1, True))
         if not self._free(len(spans)):
             return None
         return self._orders.on(self._batch(spans, (0,) * len(spans)))
