@@ -43,8 +43,9 @@ class Texts:
 
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
-        self._plain = bytes(_MARKS.isdisjoint(self.of(token)) for token in range(vocabulary))
-        self.others = np.packbits([not self.of(token)[:1].isdigit() for token in range(vocabulary)], bitorder="little")
+        texts = [self.of(token) for token in range(vocabulary)]
+        self._plain = bytes(map(_MARKS.isdisjoint, texts))
+        self.others = np.packbits([not text[:1].isdigit() for text in texts], bitorder="little")
 
     def of(self, token: int) -> bytes:
         return self._tokenizer.decode_bytes([token])
