@@ -31,6 +31,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
@@ -286,7 +287,7 @@ class Driver:
 
     def _complete(self, batch: Batch, found: list[list[Choice]]) -> None:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
-        load = self.scheduler.load_of(batch)
+        load = load_of(batch, self.scheduler.by_identity)
         tokens = [choice.token for made in found for choice in made]
         done = self.scheduler.complete(batch, tokens, [len(made) for made in found])
         ends = {sequence.identity: (sequence, reason) for sequence, _, reason in done}  # as of the last token of each

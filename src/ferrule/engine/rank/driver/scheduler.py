@@ -23,7 +23,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
-from ferrule.engine.rank.driver.spans import adapters_of, axes_of, load_of
+from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.driver.stored import next_read, seekers, shared_keys
 from ferrule.engine.rank.driver.to_ranks import OrdersToRanks
@@ -211,10 +211,6 @@ class Scheduler:
                 sequence.pending = span.tokens
                 self.shares.took(sequence.queue, span.tokens)
 
-    def load_of(self, batch: Batch) -> tuple[int, int]:
-        """As `spans.load_of`, before it is complete."""
-        return load_of(batch, self.by_identity)
-
     def complete(
         self, batch: Batch, sampled: Tokens[int], counts: Tokens[int] = ()
     ) -> list[tuple[Sequence, int, FinishReason | None]]:
@@ -275,7 +271,7 @@ class Scheduler:
 
     def seeks(self) -> bool:
         """Whether blocks of a sequence may be on disk, and were not looked for: see `read_batch`."""
-        return bool(self.prefixes.stored) and any(True for _ in seekers((*self.running, *self.waiting)))
+        return bool(self.prefixes.stored) and any(seekers((*self.running, *self.waiting)))
 
     def answers(self) -> int:
         """How many sequences bring a token at each step, and those that are forced behind it."""
