@@ -278,7 +278,7 @@ class BrokenEngine(FakeEngine):
     """An engine with a bug of its own."""
 
     async def generate(self, prompt: Any, params: Any, images: Any = ()) -> Any:
-        raise KeyError("a secret of the server")
+        raise KeyError("a secret of the server") from OSError("why")
         yield
 
 
@@ -289,6 +289,7 @@ def test_a_bug_is_not_shown(serving: Serving, caplog: pytest.LogCaptureFixture) 
     assert caught.value.status_code == 500
     assert "secret" not in str(caught.value.body)
     assert "secret" in caplog.text
+    assert "OSError: why" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

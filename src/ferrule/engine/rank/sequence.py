@@ -10,7 +10,7 @@ from ferrule.engine.rank.vision.sights import Sights
 from ferrule.engine.types import SamplingParams
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """One request in progress.
 
@@ -79,6 +79,11 @@ class Sequence:
             return self.remaining
         whole = max(self.prompt, self.whole)
         return whole - self.cached if self.cached < whole else self.run
+
+    @property
+    def answers(self) -> bool:
+        """Whether it brings what its answer brings at once, and no more."""
+        return self.step <= self.run
 
     def left_after(self, count: int) -> int:
         """Tokens that are known and not computed once the ``count`` under way are."""

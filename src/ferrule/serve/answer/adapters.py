@@ -11,7 +11,6 @@ from ferrule.engine import Engine, ImageInput, SamplingParams, Token, Turn
 from ferrule.engine.turn import FIRST_COME
 from ferrule.errors import RequestError
 from ferrule.model import PoolingMode
-from ferrule.serve.answer.sequences import Job
 from ferrule.serve.answer.service import Service
 
 if TYPE_CHECKING:
@@ -52,11 +51,6 @@ class AdapterService(Service):
     def admit(self, sequences: int) -> Iterator[None]:
         with self._base.admit(sequences):
             yield
-
-    @contextmanager
-    def serving(self, jobs: Sequence[Job], longest: float | None) -> Iterator[list[Job]]:
-        with self._base.serving(jobs, longest) as followed:
-            yield followed
 
 
 def with_adapters(service: Service) -> tuple[Service, ...]:

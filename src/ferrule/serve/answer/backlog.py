@@ -88,7 +88,7 @@ class Backlog:
         return sum(not each.made and each.priority <= priority for each in self.places)
 
     def enter(self, prompt: int, priority: int, *, queued: bool, now: float) -> Place:
-        if not any(not each.made for each in self.places):
+        if all(each.made for each in self.places):
             self._progress = now
         ahead = self._ahead(priority, queued, now) + prompt
         place = Place(prompt, priority, now, ahead, queued)

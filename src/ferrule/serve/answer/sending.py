@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrule.serve.answer.form import Collected, Counts, Form
-from ferrule.serve.answer.sequences import Job, LateError, run_jobs
+from ferrule.serve.answer.sequences import Job, run_jobs
 from ferrule.serve.answer.service import Service
 from ferrule.serve.answer.transcript import Piece
 from ferrule.serve.http.errors import ApiError, api_error
@@ -70,15 +70,14 @@ class Answer(Response):
         with self._service.serving([job.of(exchange) for job in self._jobs], longest) as jobs:
             exchange.count(prompt=self._prompt_tokens)
             try:
-                async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, jobs)) as pieces:
-                    await while_wanted(receive, self._service.closing, write(pieces, scope, receive, noted))
+                with self._service.in_time(jobs[0]):
+                    async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, jobs)) as pieces:
+                        await while_wanted(receive, self._service.closing, write(pieces, scope, receive, noted))
             except ClientGoneError:
                 log.debug("a client left before its answer was complete")
             except Exception as error:
-                if isinstance(error, LateError):
-                    error = self._service.timed_out(jobs[0])
                 if not started:
-                    raise error from None
+                    raise
                 await send({"type": "http.response.body", "body": self._form.failed(api_error(error))})
 
     async def _write_whole(self, pieces: AsyncIterator[Piece], scope: Scope, receive: Receive, send: Send) -> None:

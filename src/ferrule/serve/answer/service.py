@@ -13,7 +13,7 @@ from typing import Protocol
 from ferrule.engine import Engine, Token
 from ferrule.serve.answer.backlog import Backlog, Place
 from ferrule.serve.answer.prompt import TokenizerPool
-from ferrule.serve.answer.sequences import Job, QueueTimeoutError
+from ferrule.serve.answer.sequences import Job, LateError, QueueTimeoutError
 from ferrule.serve.answer.text import Vocabulary
 from ferrule.serve.http.errors import ApiError
 from ferrule.serve.images.layout import Layout, layout_of
@@ -99,11 +99,15 @@ class Service:
                 for place in places:
                     self.backlog.leave(place, time.monotonic())
 
-    def timed_out(self, job: Job) -> QueueTimeoutError:
-        """The first token of ``job`` has not come in time."""
-        queued = self.engine.health().waiting > 0
-        wait = self.backlog.wait(0, job.priority, queued=queued, now=time.monotonic())  # of which it still is one
-        return QueueTimeoutError(wait, job.asked.timeout or 0.0)
+    @contextmanager
+    def in_time(self, job: Job) -> Iterator[None]:
+        """Raises `ApiError` 429 where the first token of ``job`` does not come in time."""
+        try:
+            yield
+        except LateError:
+            queued = self.engine.health().waiting > 0
+            wait = self.backlog.wait(0, job.priority, queued=queued, now=time.monotonic())  # of which it still is one
+            raise QueueTimeoutError(wait, job.asked.timeout or 0.0) from None
 
     def _heard(self, place: Place, _: Token) -> None:
         self.backlog.heard(place, time.monotonic())

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from hypothesis import strategies as st
 from in_threads import on_all, thread_groups
+from scripted_control import ScriptedControl
 from test_parity import plan_for
 
 from ferrule.engine.devices import Device, open_device
-from ferrule.engine.messages import Add, Cancel, Tokens
+from ferrule.engine.messages import Add, Cancel
 from ferrule.engine.options import Adapter, RankOptions
+from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.cache.shared import open_index
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.step.runner import StepRunner
@@ -49,6 +51,31 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 def add(identity: int, prompt: tuple[int, ...], made: tuple[int, ...] = (), **params: Any) -> Add:
     given = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, **params}
     return Add(identity, prompt, made, SamplingParams(**given))
+
+
+BEGINNING = prompt(1, 2 * BLOCK + 5)
+"""Two blocks and a bit."""
+Requests = list[list[tuple[int, int, int]]]
+"""Turns of requests: tokens of `BEGINNING`, which tokens follow, and how many of an answer."""
+
+
+def requests(fewest: int, most: int) -> st.SearchStrategy[Requests]:
+    """From ``fewest`` to ``most`` turns."""
+    one = st.tuples(st.sampled_from([0, 1, BLOCK, 70, 2 * BLOCK, 132]), st.integers(0, 2), st.integers(1, 40))
+    return st.lists(st.lists(one, min_size=1, max_size=4), min_size=fewest, max_size=most)
+
+
+def turns_of(requests: Requests, *, cancelled: bool) -> list[Any]:
+    """For `answers`; ``cancelled``: the first of each turn is."""
+    found, first = list[list[Any]](), 1
+    for turn in requests:
+        found.append([
+            add(first + at, (*BEGINNING[:shared], *prompt(own, 20)), max_tokens=most)
+            for at, (shared, own, most) in enumerate(turn)
+        ])  # fmt: skip
+        found[-1] += [Cancel(first)] * cancelled
+        first += len(turn)
+    return found
 
 
 def answers(
@@ -98,16 +125,8 @@ def answers(
 def _drive(
     options: RankOptions, runner: Any, trial: Trial, turns: Sequence[Turn], short: int | None, prefixes: Any
 ) -> Answers:
-    orders: list[Any] = []
-    events: list[Any] = []
-
-    def taken(_: float) -> list[Any]:
-        found = orders[:]
-        orders.clear()
-        return found
-
-    control: Any = SimpleNamespace(orders=taken, send=events.append)
-    driver = Driver(options, runner, control, trial, VOCABULARY, short, prefixes)
+    control = ScriptedControl()
+    driver = Driver(options, runner, cast(Any, control), trial, VOCABULARY, short, prefixes)
     computed = 0
     run = runner.run
 
@@ -121,16 +140,15 @@ def _drive(
         for order in turn:
             for _ in range(5 * isinstance(order, Cancel)):
                 driver.step()
-            orders.append(order)
+            control.coming.append(order)
         driver.step()
         while driver.scheduler.by_identity or driver.under_way:
             driver.step()
     driver.step()  # idle: the others are told what has ended
     tokens: dict[int, list[int]] = {}
     cached: dict[int, int] = {}
-    for event in events:
-        for new in event.tokens if isinstance(event, Tokens) else ():
-            tokens.setdefault(new.id, []).append(new.token)
-            if new.cached is not None:
-                cached[new.id] = new.cached
+    for new in control.tokens():
+        tokens.setdefault(new.id, []).append(new.token)
+        if new.cached is not None:
+            cached[new.id] = new.cached
     return Answers(tokens, cached, computed, driver)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugged import plug_in
-from prefix_ranks import CONTEXT, add, answers, prompt
+from prefix_ranks import BEGINNING, CONTEXT, Requests, add, answers, prompt, requests, turns_of
 from tiny_adapters import make_adapter
 from tiny_models import long_rope, make
 
@@ -21,9 +21,6 @@ from ferrule.engine.options import parse_adapters
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
-
-BEGINNING = prompt(1, 2 * BLOCK + 5)
-"""Two blocks and a bit."""
 
 
 def turns() -> list[Any]:
@@ -94,32 +91,15 @@ def test_in_a_small_cache_blocks_give_way(runner: Any, tmp_path: Path) -> None:
     assert prefixes.evict(99) * BLOCK == held, "nothing runs, so that all can go"
 
 
-ORDERS = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from([0, 1, BLOCK, 70, 2 * BLOCK, 132]), st.integers(0, 2), st.integers(1, 40)),
-        min_size=1,
-        max_size=4,
-    ),
-    min_size=2,
-    max_size=4,
-)
-"""Turns of requests: tokens of `BEGINNING`, which tokens follow, and how many of an answer."""
-
-
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
-@given(ORDERS, st.sampled_from([(1, 1), (2, 1), (1, 2)]), st.sampled_from([CONTEXT, 2 * CONTEXT]), st.booleans())
+@given(
+    requests(2, 4), st.sampled_from([(1, 1), (2, 1), (1, 2)]), st.sampled_from([CONTEXT, 2 * CONTEXT]), st.booleans()
+)
 def test_any_schedule_gives_what_it_gives_without(
-    orders: list[list[tuple[int, int, int]]], split: tuple[int, int], room: int, cancelled: bool
+    orders: Requests, split: tuple[int, int], room: int, cancelled: bool
 ) -> None:
-    steps: list[Any] = []
-    for turn in orders:
-        first = 1 + sum(map(len, steps))
-        steps.append([
-            add(first + at, (*BEGINNING[:shared], *prompt(own, 20)), max_tokens=most)
-            for at, (shared, own, most) in enumerate(turn)
-        ])  # fmt: skip
-        steps[-1] += [Cancel(first)] * cancelled
+    steps = turns_of(orders, cancelled=cancelled)
     with tempfile.TemporaryDirectory() as folder:
         directory = make("llama", Path(folder), num_hidden_layers=2)
         without = answers(directory, *steps, split=split, cache_tokens=room, prefix_cache=False)

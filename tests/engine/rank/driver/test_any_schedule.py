@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from prefix_ranks import add, answers, prompt
+from prefix_ranks import Requests, answers, requests, turns_of
 from tiny_models import make
 from uneven_plans import alone, plan_of, shares_of
 
 from ferrule.engine.messages import Cancel
 from ferrule.engine.options import AS_NEEDED, RankOptions
-from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.driver.guesses import Guesses
 from ferrule.engine.rank.step import runner as step_runner
 from ferrule.engine.rank.step.runner import StepRunner
@@ -28,18 +27,6 @@ from ferrule.plan import Plan, make_plan
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "deepseek_v3")
 BY_MODULES = ("gemma3_text",)
 LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alone")
-BEGINNING = prompt(1, 2 * BLOCK + 5)
-Orders = list[list[tuple[int, int, int]]]
-REQUESTS = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from([0, 1, BLOCK, 70, 2 * BLOCK, 132]), st.integers(0, 2), st.integers(1, 40)),
-        min_size=1,
-        max_size=4,
-    ),
-    min_size=1,
-    max_size=3,
-)
-"""Turns of requests: tokens of `BEGINNING`, which tokens follow, and how many of an answer."""
 
 
 class Beside(NamedTuple):
@@ -92,18 +79,6 @@ def laid_out(layout: str, spec: ModelSpec) -> Plan:
             return plan_of(spec, alone(2.0, 1.0) if experts else shares_of(spec, (2.0, 1.0)), experts=experts)
 
 
-def steps(orders: Orders, *, cancelled: bool) -> list[Any]:
-    found, first = list[list[Any]](), 1
-    for turn in orders:
-        found.append([
-            add(first + at, (*BEGINNING[:shared], *prompt(own, 20)), max_tokens=most)
-            for at, (shared, own, most) in enumerate(turn)
-        ])  # fmt: skip
-        found[-1] += [Cancel(first)] * cancelled
-        first += len(turn)
-    return found
-
-
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ranks read weights from disk at all, each does so that has step programs: a part of them."""
@@ -125,18 +100,18 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
     monkeypatch.setattr(Guesses, "worth", lambda self, price, most: most)  # however long steps take
 
     @settings(max_examples=examples, deadline=None)
-    @given(st.sampled_from(FAMILIES), st.sampled_from(LAYOUTS), REQUESTS, BESIDE)
+    @given(st.sampled_from(FAMILIES), st.sampled_from(LAYOUTS), requests(1, 3), BESIDE)
     @example("qwen3_moe", "experts alone", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4, streamed=True))
     @example("gpt_oss", "widths", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, cancelled=True))
-    def check(family: str, layout: str, orders: Orders, beside: Beside) -> None:
+    def check(family: str, layout: str, orders: Requests, beside: Beside) -> None:
         runner: Any = TorchRunner if beside.modules or family in BY_MODULES else StepRunner
         with tempfile.TemporaryDirectory() as folder:
             monkeypatch.setenv("FERRULE_MODEL_CACHE", f"{folder}/cache")
             directory = make(family, Path(folder) / "model")
             plan = laid_out(layout, describe(directory, read_config(directory)))
-            asked = steps(orders, cancelled=beside.cancelled)
+            asked = turns_of(orders, cancelled=beside.cancelled)
             found = answers(directory, *asked, plan=plan, runner=runner, **beside.options)
-            expected = answers(directory, *steps(orders, cancelled=False), runner=runner, prefix_cache=False)
+            expected = answers(directory, *turns_of(orders, cancelled=False), runner=runner, prefix_cache=False)
         gone = {order.id for turn in asked for order in turn if isinstance(order, Cancel)}
         for number, whole in expected.tokens.items():
             one = found.tokens.get(number, [])

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scripted_control import ScriptedControl
 
 from ferrule import fabric
 from ferrule.engine.devices import open_device
@@ -96,25 +97,17 @@ def test_guesses_do_not_change_what_a_grammar_lets_through() -> None:
                 60, 0.7, seed=number, ignore_eos=True, constraint=Constraint("regex", regex), logprobs=1
             )
             orders.append(Add(number, (5, 6), (), params))
-        events: list[Any] = []
-
-        def taken(_: float) -> list[Order]:
-            given = orders[:]
-            orders.clear()
-            return given
-
-        control: Any = SimpleNamespace(orders=taken, send=events.append)
+        control = ScriptedControl(orders)
         with fabric.init() as world:
             options = RankOptions("", "float32", PLAN, 1, 512, 8, 64, end_tokens=(0,), speculate=speculate)
             trial = Trial(512, 8, 0.0, ridge=16)
-            driver = Driver(options, cast(Any, Remembering(world)), control, trial, VOCABULARY)
+            driver = Driver(options, cast(Any, Remembering(world)), cast(Any, control), trial, VOCABULARY)
             driver.step()
             while driver.opening or driver.scheduler.by_identity:
                 driver.step()
         made: dict[int, list[Any]] = {}
-        for event in events:
-            for new in event.tokens if isinstance(event, Tokens) else ():
-                made.setdefault(new.id, []).append((new.token, new.logprob, new.top, new.finish))
+        for new in control.tokens():
+            made.setdefault(new.id, []).append((new.token, new.logprob, new.top, new.finish))
         return made, driver
 
     without, _ = told(0)

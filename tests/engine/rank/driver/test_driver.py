@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripted_control import ScriptedControl
 
 from ferrule.engine.devices import open_device
 from ferrule.engine.messages import Add, Cancel
@@ -66,8 +67,7 @@ class Counting:
 def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     """Steps are counted where the batches of all ranks are announced; in a pipeline ``depth`` of them are under way."""
     runner = Counting()
-    coming: list[Any] = [Add(number, (1, 2, 3), (), SamplingParams(ignore_eos=True)) for number in (1, 2)]
-    control: Any = SimpleNamespace(orders=lambda _: [coming.pop() for _ in coming[:]], send=lambda _: None)
+    control: Any = ScriptedControl(Add(number, (1, 2, 3), (), SamplingParams(ignore_eos=True)) for number in (1, 2))
     announced: list[Batch] = []
     monkeypatch.setattr(
         "ferrule.engine.rank.driver.loop.announce", lambda _world, _driver, batch: announced.append(batch)
@@ -81,7 +81,7 @@ def test_no_rank_runs_a_sequence_further_whose_client_has_left(monkeypatch: pyte
         driver.step()
     assert sum(span.sequence == 1 for batch in announced for span in batch.spans) > 3
     before, under_way = len(announced), len(driver.under_way)
-    coming.append(Cancel(1))
+    control.coming.append(Cancel(1))
     for _ in range(10):
         driver.step()
     assert under_way <= depth - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,11 +20,12 @@ from ferrule.engine.rank.driver.guesses import (
     Lookup,
     lookup_of,
 )
+from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.speculation import SELDOM, Speculation, StepCost
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.types import SamplingParams
 
-CONTEXT = 9999
+LIMITS = Limits(512, 99999, 8, context=9999)
 
 
 def looked_up(tokens: list[int], most: int) -> tuple[int, ...]:
@@ -112,8 +114,8 @@ def drive(speculation: Speculation, tokens: int, *, right: bool) -> list[int]:
 
 def test_guesses_that_come_true_grow_and_wrong_ones_end() -> None:
     cost = measured(10e-3, 0.3e-3)
-    assert drive(Speculation(8, (), CONTEXT, cost=cost), 50, right=True)[-40:] == [8] * 40
-    wrong = Speculation(8, (), CONTEXT, cost=cost)
+    assert drive(Speculation(8, (), LIMITS, cost=cost), 50, right=True)[-40:] == [8] * 40
+    wrong = Speculation(8, (), LIMITS, cost=cost)
     counts = drive(wrong, 2000, right=False)
     assert counts[0] > 4
     pauses = [len(run) for run in "".join("x" if each else "." for each in counts).split("x") if len(run) >= FIRST_WAIT]
@@ -125,13 +127,13 @@ def test_guesses_that_come_true_grow_and_wrong_ones_end() -> None:
 
 
 def test_where_a_token_costs_a_step_nothing_is_guessed() -> None:
-    counts = drive(Speculation(8, (), CONTEXT, cost=measured(0.1e-3, 5e-3, 4)), 300, right=False)
+    counts = drive(Speculation(8, (), LIMITS, cost=measured(0.1e-3, 5e-3, 4)), 300, right=False)
     assert sum(counts[20:]) <= 5 * TRIED, "but now and then, to see"
     assert counts.count(0) > 200
 
 
 def test_no_token_is_guessed_that_may_end_an_answer() -> None:
-    speculation = Speculation(8, {3}, context=20, short=15)
+    speculation = Speculation(8, {3}, replace(LIMITS, context=20, short=15))
     assert speculation.drafts(sequence([1, 2, 3, 1]), 8, 1) == ()
     assert speculation.drafts(sequence([0, 1, 2, 3, 0, 1]), 8, 1) == (2,)
     assert speculation.drafts(sequence([0, 1, 2, 0, 1], stop_token_ids=(2,)), 8, 1) == ()
@@ -145,7 +147,7 @@ def test_no_token_is_guessed_that_may_end_an_answer() -> None:
 
 
 def test_where_nothing_is_found_steps_need_not_wait_for_a_look() -> None:
-    speculation, one = Speculation(8, (), CONTEXT), sequence(list(range(SELDOM)))
+    speculation, one = Speculation(8, (), LIMITS), sequence(list(range(SELDOM)))
     assert not speculation.may_run_ahead(one)
     for token in range(SELDOM):
         assert speculation.drafts(one, 8, 1) == ()
@@ -164,7 +166,7 @@ def test_where_nothing_is_found_steps_need_not_wait_for_a_look() -> None:
 
 
 def test_steps_differ_until_their_cost_is_known() -> None:
-    speculation, one = Speculation(8, (), CONTEXT), sequence([1, 2] * 9)
+    speculation, one = Speculation(8, (), LIMITS), sequence([1, 2] * 9)
     one.guesses = Guesses(true=99, false=0.1)
     counts = []
     for _ in range(40):

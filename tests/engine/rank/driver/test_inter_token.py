@@ -17,6 +17,7 @@ from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex, root_key
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import FLOOR, Line, Pace
 from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ConfigError
 
@@ -67,7 +68,7 @@ class Load:
         seconds = self.machine.seconds(batch)
         self.now += seconds
         self.gaps.append(seconds)
-        self.scheduler.pace.took(seconds, *self.scheduler.load_of(batch))
+        self.scheduler.pace.took(seconds, *load_of(batch, self.scheduler.by_identity))
         for sequence, _, _ in self.scheduler.complete(batch, [1] * sum(span.sample for span in batch.spans)):
             if sequence.generated == 1:
                 self.first[sequence.identity] = self.now

@@ -47,7 +47,7 @@ class Guessing(Speculation):
         found: list[int] = []
         if sequence.remaining != 1:
             return ()
-        for place in range(min(most, self.most, self._before_end(sequence))):
+        for place in range(min(most, self.most, self.limits.before_end(sequence))):
             count = len(sequence.tokens) + place
             token = next_token([*sequence.tokens, *found])
             if count % 5 == 0:
@@ -244,7 +244,7 @@ def test_every_request_gets_what_it_would_get_alone(
     numbered = dict(enumerate(requests))
     whole = {identity: alone(prompt, params, limits.context) for identity, (prompt, params) in numbered.items()}
     made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
-    speculation = Guessing(guessed, {END}, limits.context, limits.short) if guessed else None
+    speculation = Guessing(guessed, {END}, limits) if guessed else None
     given = {"prefixes": prefixes, "speculation": speculation}
     answers = drive(limits, numbered, cancel, made, stepwise=stepwise, ahead=ahead, forces=forces, **given)
     for identity in numbered:
@@ -307,6 +307,7 @@ def test_forced_tokens_do_not_wait_behind_answers_as_prompts_do() -> None:
         done = scheduler.complete(batch, [7] * 40)
     for sequence, _, _ in done:
         scheduler.force(sequence, [8, 9])
+    assert scheduler.answers() == 40
     scheduler.add(40, [5] * 400, SamplingParams())
     batch = scheduler.next_batch()
     assert batch is not None

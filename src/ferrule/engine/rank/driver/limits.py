@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ferrule.engine.rank.sequence import Sequence
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -22,3 +24,13 @@ class Limits:
     short: int | None = None
     scored: int = 512
     whole: bool = False
+
+    def before_end(self, sequence: Sequence) -> int:
+        """How many tokens ``sequence`` can have before its last one, or before it is a long one."""
+        tokens, most = len(sequence.tokens), sequence.params.max_tokens
+        rooms = [self.context - tokens - 1]
+        if most is not None:
+            rooms.append(most - sequence.generated - 1)
+        if self.short is not None and not sequence.long:
+            rooms.append(self.short - tokens)
+        return min(rooms)

@@ -31,6 +31,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
+from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.runner import Runner
@@ -84,7 +85,7 @@ class Driver:
         ends = frozenset(options.end_tokens)
         pace = Pace(parse_inter_token_limit(options.inter_token_limit), trial.step_seconds, trial.ridge)
         guesses = options.speculate and trial.unshared is None and not limits.whole
-        self.speculation = Speculation(options.speculate, ends, limits.context, short_context) if guesses else None
+        self.speculation = Speculation(options.speculate, ends, limits) if guesses else None
         self.scheduler = Scheduler(limits, ends, self.prefixes, pace, speculation=self.speculation)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.skips = not runner.captured_room()  # a captured step of one token is cheaper than any other
@@ -286,7 +287,7 @@ class Driver:
 
     def _complete(self, batch: Batch, found: list[list[Choice]]) -> None:
         self.runner.world.check()  # devices that lost a peer end what they exchange with whatever numbers they have
-        load = self.scheduler.load_of(batch)
+        load = load_of(batch, self.scheduler.by_identity)
         tokens = [choice.token for made in found for choice in made]
         done = self.scheduler.complete(batch, tokens, [len(made) for made in found])
         ends = {sequence.identity: (sequence, reason) for sequence, _, reason in done}  # as of the last token of each

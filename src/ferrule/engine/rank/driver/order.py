@@ -17,7 +17,7 @@ from ferrule.engine.rank.driver.shares import Shares
 def prompts_in_order(running: Iterable[sequence.Sequence], shares: Shares) -> list[sequence.Sequence]:
     """Those of ``running``, in the order of their places, that bring more than an answer does."""
     return sorted(
-        (each for each in running if each.step > each.run),
+        (each for each in running if not each.answers),
         key=lambda each: (each.priority, shares.of(each.queue), each.remaining - each.overtaken),
     )
 

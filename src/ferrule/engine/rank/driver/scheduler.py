@@ -23,7 +23,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
-from ferrule.engine.rank.driver.spans import adapters_of, axes_of, load_of
+from ferrule.engine.rank.driver.spans import adapters_of, axes_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.driver.stored import next_read, seekers, shared_keys
 from ferrule.engine.rank.driver.to_ranks import OrdersToRanks
@@ -110,15 +110,15 @@ class Scheduler:
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
             beside = self.pace.beside(answers, len(prompts))
             room = room if beside is None else min(room, beside or FLOOR)
-        for sequence in (*(each for each in self.running if each.step <= each.run), *prompts):
-            if sequence.step > sequence.run and answered:
+        for sequence in (*(each for each in self.running if each.answers), *prompts):
+            if answered and not sequence.answers:
                 beside = self.pace.beside(len(spans), len(prompts))
                 room = room if beside is None else min(room, len(tokens) + beside)
             if len(spans) >= share or len(tokens) >= room:
                 break
             if sequence.embedded != self._embedding:
                 continue
-            if sequence.pending or sequence not in self.running:  # the second: it was just preempted
+            if sequence.pending or sequence.preempted:  # the second: just now
                 continue
             if self.limits.whole and tokens and len(tokens) + sequence.step > room:
                 break
@@ -151,7 +151,7 @@ class Scheduler:
             spans.append(Span(sequence.identity, sequence.cached, len(new), sample, known, scores, blocks, len(drafts)))
             scored -= count * scores + len(drafts)
             tokens += new
-            answered = sequence.step <= sequence.run
+            answered = sequence.answers
             sequence.pending, sequence.rejected = len(new), 0
             self.shares.took(sequence.queue, count)
         if not spans:
@@ -187,18 +187,16 @@ class Scheduler:
         a token that stops it, or where others may come first. It is under way once `begin` is told so."""
         if self.waiting or len(batch.spans) != len(self.running):
             return None
-        limits, spans = self.limits, []
+        spans: list[Span] = []
         for span in batch.spans:
             sequence = self.by_identity.get(span.sequence)
             if sequence is None or sequence.cancelled or not span.sample:
                 return None
             if self.speculation is not None and not self.speculation.may_run_ahead(sequence):
                 return None
-            tokens, most = len(sequence.tokens) + 1, sequence.params.max_tokens
-            lengthened = limits.short is not None and not sequence.long and tokens > limits.short
-            if tokens >= limits.context or (most is not None and sequence.generated + 1 >= most) or lengthened:
+            if self.limits.before_end(sequence) < 1:
                 return None
-            spans.append(Span(sequence.identity, tokens - 1, 1, True))
+            spans.append(Span(sequence.identity, len(sequence.tokens), 1, True))
         if not self._free(len(spans)):
             return None
         return self._orders.on(self._batch(spans, (0,) * len(spans)))
@@ -212,10 +210,6 @@ class Scheduler:
             if sequence is not None:
                 sequence.pending = span.tokens
                 self.shares.took(sequence.queue, span.tokens)
-
-    def load_of(self, batch: Batch) -> tuple[int, int]:
-        """As `spans.load_of`, before it is complete."""
-        return load_of(batch, self.by_identity)
 
     def complete(
         self, batch: Batch, sampled: Tokens[int], counts: Tokens[int] = ()
@@ -277,11 +271,11 @@ class Scheduler:
 
     def seeks(self) -> bool:
         """Whether blocks of a sequence may be on disk, and were not looked for: see `read_batch`."""
-        return bool(self.prefixes.stored) and any(True for _ in seekers((*self.running, *self.waiting)))
+        return bool(self.prefixes.stored) and any(seekers((*self.running, *self.waiting)))
 
     def answers(self) -> int:
-        """How many sequences bring a token at each step."""
-        return sum(each.step == 1 for each in self.running)
+        """How many sequences bring a token at each step, and those that are forced behind it."""
+        return sum(each.answers for each in self.running)
 
     def read_batch(self) -> tuple[Sequence, Batch] | None:
         """A batch of `Kind.READ` for a sequence, by `next_read`: no more than answers can wait for. No other may be

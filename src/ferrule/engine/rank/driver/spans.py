@@ -11,7 +11,8 @@ from ferrule.engine.rank.sequence import Sequence
 
 
 def load_of(batch: Batch, sequences: Mapping[int, Sequence]) -> tuple[int, int]:
-    """Answers that get their next tokens by ``batch``, forced and guessed ones with it, and its tokens of prompts."""
+    """Answers that get their next tokens by ``batch``, forced and guessed ones with it, and its tokens of prompts.
+    Before it is complete."""
     prompts = [span.tokens for span in batch.spans if not _is_answer(span, sequences.get(span.sequence))]
     return len(batch.spans) - len(prompts), sum(prompts)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ferrule.engine.rank.driver.guesses import TRIED
+from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.sequence import Sequence
 
 SELDOM = 8
@@ -69,12 +70,11 @@ class StepCost:
 @dataclass
 class Speculation:
     """Guesses for all sequences. ``most``: tokens of one in a step. ``ends``: tokens that are never guessed.
-    ``context``, ``short``: as of `Limits`. ``drafted`` tokens were computed, of which ``accepted`` came true."""
+    ``drafted`` tokens were computed, of which ``accepted`` came true."""
 
     most: int
     ends: Collection[int]
-    context: int
-    short: int | None = None
+    limits: Limits
     cost: StepCost = field(default_factory=StepCost)
     drafted: int = 0
     accepted: int = 0
@@ -94,7 +94,7 @@ class Speculation:
         ``answers``: none that could be the last one of its answer, or makes it a long one."""
         if sequence.remaining != 1 or sequence.embedded or not self.active(sequence):
             return ()
-        most = min(most, self._before_end(sequence))
+        most = min(most, self.limits.before_end(sequence))
         if most < 1:
             return ()
         count = sequence.guesses.worth(self.cost.price(answers), self.most)
@@ -116,13 +116,3 @@ class Speculation:
         sequence.guesses.learn(drafted, accepted)
         self.drafted += drafted
         self.accepted += accepted
-
-    def _before_end(self, sequence: Sequence) -> int:
-        """How many tokens it can have before its last one, or before it is a long one."""
-        tokens, most = len(sequence.tokens), sequence.params.max_tokens
-        rooms = [self.context - tokens - 1]
-        if most is not None:
-            rooms.append(most - sequence.generated - 1)
-        if self.short is not None and not sequence.long:
-            rooms.append(self.short - tokens)
-        return min(rooms)

@@ -26,8 +26,9 @@ class Wanted(NamedTuple):
     drafts: Sequence[int] = ()
 
     def before(self, place: int) -> Sequence[int]:
-        """Its tokens before the one at ``place`` of those that are wanted, if all guesses until there are right."""
-        return [*self.tokens, *self.drafts[:place]] if place else self.tokens
+        """Its tokens before the one at ``place`` of those that are wanted, if all guesses until there are right; but
+        only where what is chosen depends on them: there may be many."""
+        return [*self.tokens, *self.drafts[:place]] if place and self.sampler.looks_back else self.tokens
 
     def wrong(self, place: int, choice: Choice) -> bool:
         """Whether nothing that was computed follows ``choice``."""

@@ -38,8 +38,8 @@ class Output:
         self._offered, self._tell, self._summary, self._wants_logprobs = offered, tell, summary, logprobs
         self._open: OutputItem | None = None
         self._text: list[str] = []
-        self._begun, self._read = "", 0
-        """Arguments of the custom tool's call that is open, and how many characters of them were looked at."""
+        self._begun = self._read = 0
+        """Characters of the arguments of the custom tool's call that is open, and how many of them were looked at."""
         self._logprobs: list[Logprob] = []
 
     def add(self, part: Part, entries: Sequence[TokenLogprob] = ()) -> None:
@@ -121,7 +121,7 @@ class Output:
                 item: OutputItem = CustomCallItem(new_id("ctc"), "in_progress", call_id, origin.name, "", space)
             else:
                 item = FunctionCallItem(new_id("fc"), "in_progress", call_id, origin.name, "", space)
-            self._open, self._begun, self._read = item, "", 0
+            self._open, self._begun, self._read = item, 0, 0
             self._begin(item)
         if call.arguments:
             self._text.append(call.arguments)
@@ -129,10 +129,10 @@ class Output:
                 told = Event("", delta=call.arguments)
                 self._tell_of("response.function_call_arguments.delta", self._open, told)
             elif isinstance(self._open, CustomCallItem) and isinstance(call, CallPiece):
-                self._begun += call.arguments
-                if len(self._begun) - self._read >= max(1, len(self._begun) // _LOOKS):
-                    self._read = len(self._begun)
-                    self._say_input(self._open, begun_text(self._begun))
+                self._begun += len(call.arguments)
+                if self._begun - self._read >= max(1, self._begun // _LOOKS):
+                    self._read = self._begun
+                    self._say_input(self._open, begun_text("".join(self._text)))
         if not isinstance(call, CallPiece):
             self.close()
 
