@@ -10,10 +10,9 @@ from rich.console import Console
 
 from ferrule.agent.models.server import options_of
 from ferrule.cli.display import show_ready
-from ferrule.cli.serving.options import speculation_of
 from ferrule.cluster.desired import DesiredModel
 from ferrule.engine import EngineOptions
-from ferrule.engine.options import GUESSED, parse_speculation
+from ferrule.engine.speculation import GUESSED, parse_speculation
 from ferrule.errors import ConfigError
 
 
@@ -21,7 +20,7 @@ def test_the_most_tokens_may_be_said() -> None:
     assert [parse_speculation(text) for text in ("off", "ngram", "ngram:3")] == [0, GUESSED, 3]
     for text in ("", "on", "ngram:", "ngram:0", "ngram:33", "ngram:x", "off:2"):
         with pytest.raises(ConfigError, match="none of off, ngram and ngram:K"):
-            speculation_of(text)
+            parse_speculation(text)
     with pytest.raises(ConfigError, match="from 1 to 32"):
         EngineOptions("demo", speculate="ngram:99")
 

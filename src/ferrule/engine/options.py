@@ -12,6 +12,7 @@ import msgspec
 
 from ferrule.engine.device_names import CPU, parse_devices
 from ferrule.engine.inter_token import AUTO, parse_inter_token_limit
+from ferrule.engine.speculation import parse_speculation
 from ferrule.errors import ConfigError
 from ferrule.model import CACHE_BITS, ModelSpec
 from ferrule.plan import Plan, make_plan
@@ -36,8 +37,6 @@ WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 KV_CACHES = tuple(CACHE_BITS)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
-GUESSED, MOST_GUESSED = 8, 32
-"""Tokens that ``--speculate ngram`` guesses at once at most, and those that may be asked for."""
 _ADAPTER_NAME = re.compile(r"[\w.][\w.-]{0,99}")
 
 
@@ -72,21 +71,6 @@ def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
     return tuple(found.values())
 
 
-def parse_speculation(text: str) -> int:
-    """How many tokens are guessed at once at most: of ``ngram:K``, ``ngram``, or ``off`` (0). Raises `ConfigError`."""
-    method, _, count = text.partition(":")
-    if text == "off":
-        return 0
-    if text == "ngram":
-        return GUESSED
-    if method == "ngram" and count.isdecimal() and 1 <= int(count) <= MOST_GUESSED:
-        return int(count)
-    raise ConfigError(
-        f"--speculate {text!r} is none of off, ngram and ngram:K, where K is how many tokens are guessed at once at "
-        f"most, from 1 to {MOST_GUESSED}"
-    )
-
-
 def parse_shares(text: str) -> tuple[float, ...]:
     """Of ``--shares``, such as ``4,2,1``. Raises `ConfigError`."""
     try:
@@ -114,10 +98,10 @@ class EngineOptions:
     was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
     (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
     disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``speculate``: whether tokens of
-    answers are guessed and computed together, for `parse_speculation`. ``kv_cache``: of `KV_CACHES`, in what keys and
-    values are kept; ``auto``: in what the model computes in. ``stream_weights``: weights of layers may stay on each
-    rank's disk, from where steps read them, so that those in memory take so many bytes; `AS_NEEDED`: if they do not
-    fit, so much as leaves room for caches; None: never."""
+    answers are guessed and computed together, for `speculation.parse_speculation`. ``kv_cache``: of `KV_CACHES`, in
+    what keys and values are kept; ``auto``: in what the model computes in. ``stream_weights``: weights of layers may
+    stay on each rank's disk, from where steps read them, so that those in memory take so many bytes; `AS_NEEDED`: if
+    they do not fit, so much as leaves room for caches; None: never."""
 
     model: str
     tensor: int = 1

@@ -23,14 +23,6 @@ def adapters_of(given: list[str] | None) -> tuple[Adapter, ...]:
     return parse_adapters(given)
 
 
-def speculation_of(text: str) -> str:
-    """``text``, which is one. Raises `ConfigError`."""
-    from ferrule.engine.options import parse_speculation
-
-    parse_speculation(text)
-    return text
-
-
 def request_log_of(target: str | None) -> RequestLog | None:
     if target is None:
         return None

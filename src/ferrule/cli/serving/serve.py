@@ -41,7 +41,6 @@ from ferrule.cli.serving.options import (
     prefix_disk_of,
     request_log_of,
     saved_plan,
-    speculation_of,
     stream_weights_of,
     tensor_of,
     tls_of,
@@ -52,6 +51,7 @@ from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.engine.inter_token import parse_inter_token_limit
+from ferrule.engine.speculation import parse_speculation
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.answer.backlog import MAX_QUEUE_TIME, parse_queue_time
@@ -235,8 +235,8 @@ def serve(
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     prefix_disk, streamed = prefix_disk_of(prefix_cache_disk), stream_weights_of(stream_weights)
     parse_inter_token_limit(inter_token_limit)
+    parse_speculation(speculate)
     max_queue_seconds = parse_queue_time(max_queue_time)
-    speculate = speculation_of(speculate)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -326,15 +326,10 @@ def serve(
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
-    from ferrule.serve.models import Aliases
-    from ferrule.serve.tools.families import check_parser
-
-    check_parser(tool_parser)
-    aliases = Aliases.parse(alias or ())
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
     requests = request_log_of(request_log)
-    if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
+    if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
     from ferrule.serve.http.listener import listen
@@ -355,7 +350,11 @@ def serve(
         from ferrule.engine import EngineOptions
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
+        from ferrule.serve.models import Aliases
+        from ferrule.serve.tools.families import check_parser
 
+        check_parser(tool_parser)
+        aliases = Aliases.parse(alias or ())
         front = Front(
             listener, host, api_key, keys, requests, tls, origins, image_urls, share_downloads, max_queue_seconds
         )

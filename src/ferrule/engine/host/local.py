@@ -24,8 +24,9 @@ from ferrule.engine.host.supervisor import RankSupervisor
 from ferrule.engine.images.prompts import ImagePrompts, order_of
 from ferrule.engine.images.reader import ImageReader
 from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
-from ferrule.engine.options import EngineOptions, RankOptions, parse_speculation
+from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import COMPUTED, DEMO, called
+from ferrule.engine.speculation import parse_speculation
 from ferrule.engine.turn import FIRST_COME, Turn
 from ferrule.engine.types import (
     VECTORS_ONLY,
