@@ -114,21 +114,9 @@ class LocalEngine:
             batch_tokens=options.batch_tokens,
             end_tokens=tuple(sorted(model.end_tokens)),
             identity=model.identity,
-            self_test=options.self_test,
-            encrypt=options.encrypt,
-            weights=options.weights,
-            device=options.device,
-            graphs=options.graphs,
             adapters=model.adapters,
-            copies=options.copies,
-            copies_left=options.copies_left,
-            prefix_cache=options.prefix_cache,
-            prefix_tokens=options.prefix_tokens,
-            prefix_disk=options.prefix_disk,
-            inter_token_limit=options.inter_token_limit,
             speculate=parse_speculation(options.speculate),
-            kv_cache=options.kv_cache,
-            stream_weights=options.stream_weights,
+            **options.shared(),
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 
