@@ -333,7 +333,7 @@ def serve(
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
     requests = request_log_of(request_log)
-    if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
+    if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
     from ferrule.serve.http.listener import listen
