@@ -1,20 +1,16 @@
-"""What `ferrule serve` takes of a split: shares, whole experts, and what it says of stages of different width."""
+"""What `ferrule serve` takes of a split: shares and whole experts."""
 
 from __future__ import annotations
 
 import pytest
-from fake_engine import FakeEngine
-from rich.console import Console
 
 from ferrule.agent.models.server import options_of
-from ferrule.cli.display import show_ready
 from ferrule.cli.serving.options import saved_plan, tensor_of
 from ferrule.cluster.desired import DesiredModel
 from ferrule.engine import EngineOptions
 from ferrule.engine.options import parse_shares
 from ferrule.errors import ConfigError
-from ferrule.model import Share, read_model
-from ferrule.plan import Plan, Stage, shares_by
+from ferrule.model import read_model
 
 
 def test_shares_say_how_many_ranks_there_are() -> None:
@@ -45,14 +41,3 @@ def test_what_was_asked_for_is_planned_also_of_a_record() -> None:
 def test_a_plan_says_more_than_shares(tmp_path) -> None:
     with pytest.raises(ConfigError, match="leave --tp, --pp, --shares, --expert-parallel and --hosts out"):
         saved_plan(tmp_path / "plan.json", None, None, None, expert_parallel=True)
-
-
-def test_stages_of_different_width_are_shown_by_their_parts() -> None:
-    engine = FakeEngine()
-    shares = shares_by(read_model("llama-3.2-3b"), (3.0, 1.0))
-    engine.plan = Plan((Stage(("a", "b"), 0, 4, shares), Stage(("c",), 4, 8, (Share(),)))).because("")
-    console = Console(width=120)
-    with console.capture() as told:
-        show_ready(console, engine, "127.0.0.1", 8420, with_key=False)
-    assert "hybrid: 8 layers; 2 pipeline stages chosen by the planner, of 2 and 1 ranks" in told.get()
-    assert "75%" in told.get()

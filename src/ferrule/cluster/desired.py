@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address
 from typing import Annotated
 
@@ -53,12 +53,6 @@ class OfferedModel:
     pin: bool = False
     ttl: Annotated[float, Meta(ge=0)] | None = None
     preload: bool = False
-
-
-_OF_EACH = (
-    "model", "dtype", "weights", "kv_cache", "max_context", "threads", "tensor", "pipeline", "device", "adapters",
-    "tool_parser",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +110,8 @@ class DesiredModel:
 
     def only(self, one: OfferedModel) -> DesiredModel:
         """As if ``one`` of its ``models`` were the only one."""
-        return replace(self, models=(), aliases=(), **{field: getattr(one, field) for field in _OF_EACH})
+        both = {each.name for each in fields(self)} & {each.name for each in fields(one)} - {"aliases"}
+        return replace(self, models=(), aliases=(), **{name: getattr(one, name) for name in both})
 
 
 @dataclass(frozen=True)

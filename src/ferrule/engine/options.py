@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ferrule.engine.device_names import CPU, parse_devices
 from ferrule.engine.inter_token import AUTO, parse_inter_token_limit
+from ferrule.engine.speculation import parse_speculation
 from ferrule.errors import ConfigError
 from ferrule.model import CACHE_BITS, ModelSpec
 from ferrule.plan import Plan, make_plan
@@ -36,8 +38,6 @@ WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
 KV_CACHES = tuple(CACHE_BITS)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
-GUESSED, MOST_GUESSED = 8, 32
-"""Tokens that ``--speculate ngram`` guesses at once at most, and those that may be asked for."""
 _ADAPTER_NAME = re.compile(r"[\w.][\w.-]{0,99}")
 
 
@@ -72,21 +72,6 @@ def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
     return tuple(found.values())
 
 
-def parse_speculation(text: str) -> int:
-    """How many tokens are guessed at once at most: of ``ngram:K``, ``ngram``, or ``off`` (0). Raises `ConfigError`."""
-    method, _, count = text.partition(":")
-    if text == "off":
-        return 0
-    if text == "ngram":
-        return GUESSED
-    if method == "ngram" and count.isdecimal() and 1 <= int(count) <= MOST_GUESSED:
-        return int(count)
-    raise ConfigError(
-        f"--speculate {text!r} is none of off, ngram and ngram:K, where K is how many tokens are guessed at once at "
-        f"most, from 1 to {MOST_GUESSED}"
-    )
-
-
 def parse_shares(text: str) -> tuple[float, ...]:
     """Of ``--shares``, such as ``4,2,1``. Raises `ConfigError`."""
     try:
@@ -98,26 +83,49 @@ def parse_shares(text: str) -> tuple[float, ...]:
     return shares
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """Options of an engine that each rank gets as they are. ``self_test``: compare a split model with its reference
+    before it is ready. ``device``: for `device_names.parse_devices`. ``encrypt``: what ranks say over cables; None: as
+    ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored. ``graphs``:
+    capture steps where the device can. ``copies``: of the model in the memory of this machine, which share its cores
+    and what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``:
+    what was computed of a prompt is kept for those that begin alike: of sequences that have ended at most
+    ``prefix_tokens`` (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes
+    of each rank's disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``kv_cache``: of
+    `KV_CACHES`, in what keys and values are kept; ``auto``: in what the model computes in. ``stream_weights``: weights
+    of layers may stay on each rank's disk, from where steps read them, so that those in memory take so many bytes;
+    `AS_NEEDED`: if they do not fit, so much as leaves room for caches; None: never."""
+
+    self_test: bool = True
+    device: str = CPU
+    encrypt: bool | None = None
+    weights: str | None = None
+    graphs: bool = True
+    copies: int = 1
+    copies_left: int = 0
+    prefix_cache: bool = True
+    prefix_tokens: int | None = None
+    prefix_disk: int = 0
+    inter_token_limit: str = AUTO
+    kv_cache: str = "auto"
+    stream_weights: int | None = None
+
+    def shared(self) -> dict[str, Any]:
+        """These options by their names."""
+        return {each.name: getattr(self, each.name) for each in fields(SharedOptions)}
+
+
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(SharedOptions):
     """``model``: a local directory in Hugging Face's layout, a hub id, or ``demo``. ``tensor`` and ``pipeline``: into
     how many parts each layer and the stack of layers is cut; ``shares``: how large those of a layer are to each other
     (none: equal); ``expert_parallel``: routed experts are given out whole. ``max_context``: tokens of prompt and answer
     together; None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads
     per rank; None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``:
-    the most tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
-    ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
-    ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
-    ``device``: for `device_names.parse_devices`. ``graphs``: capture steps where the device can. ``adapters``: LoRA
-    adapters that requests may name. ``copies``: of the model in the memory of this machine, which share its cores and
-    what is left for caches; ``copies_left``: those that are still to be loaded after this one. ``prefix_cache``: what
-    was computed of a prompt is kept for those that begin alike: of sequences that have ended at most ``prefix_tokens``
-    (None: as many as the caches have room for), and, where ``prefix_disk`` is not 0, in so many bytes of each rank's
-    disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``speculate``: whether tokens of
-    answers are guessed and computed together, for `parse_speculation`. ``kv_cache``: of `KV_CACHES`, in what keys and
-    values are kept; ``auto``: in what the model computes in. ``stream_weights``: weights of layers may stay on each
-    rank's disk, from where steps read them, so that those in memory take so many bytes; `AS_NEEDED`: if they do not
-    fit, so much as leaves room for caches; None: never."""
+    the most tokens computed in one step. ``standby``: keep processes ready that take over when ranks die.
+    ``adapters``: LoRA adapters that requests may name. ``speculate``: whether tokens of answers are guessed and
+    computed together, for `speculation.parse_speculation`."""
 
     model: str
     tensor: int = 1
@@ -128,22 +136,9 @@ class EngineOptions:
     threads: int | None = None
     max_sequences: int = 64
     batch_tokens: int = 512
-    self_test: bool = True
     standby: bool = False
-    encrypt: bool | None = None
-    weights: str | None = None
-    device: str = CPU
-    graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
-    copies: int = 1
-    copies_left: int = 0
-    prefix_cache: bool = True
-    prefix_tokens: int | None = None
-    prefix_disk: int = 0
-    inter_token_limit: str = AUTO
     speculate: str = "off"
-    kv_cache: str = "auto"
-    stream_weights: int | None = None
     expert_parallel: bool = False
     shares: tuple[float, ...] = ()
 
@@ -186,13 +181,11 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class RankOptions:
+class RankOptions(SharedOptions):
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
-    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt``, ``weights``, ``graphs``,
-    ``copies``, ``copies_left``, ``prefix_…``, ``kv_cache``, ``stream_weights`` and ``inter_token_limit``: as in
-    `EngineOptions`. ``adapters``: with their directories and identities. ``speculate``: tokens of a sequence that are
-    guessed at once, at most."""
+    all ranks must have found each other. ``adapters``: with their directories and identities. ``speculate``: tokens of
+    a sequence that are guessed at once, at most."""
 
     directory: str
     dtype: str
@@ -203,22 +196,9 @@ class RankOptions:
     batch_tokens: int
     end_tokens: tuple[int, ...]
     identity: str = ""
-    self_test: bool = True
     meet_seconds: float = MEET_TIMEOUT
-    device: str = CPU
-    encrypt: bool | None = None
-    weights: str | None = None
-    graphs: bool = True
     adapters: tuple[Adapter, ...] = ()
-    copies: int = 1
-    copies_left: int = 0
-    prefix_cache: bool = True
-    prefix_tokens: int | None = None
-    prefix_disk: int = 0
-    inter_token_limit: str = AUTO
     speculate: int = 0
-    kv_cache: str = "auto"
-    stream_weights: int | None = None
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Generic
 
@@ -37,16 +37,12 @@ from ferrule.serve.models import Aliases
 from ferrule.serve.server import Served, serve
 
 TELL_SECONDS = 0.3
-_OPTIONS = (
-    "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
-    "graphs", "prefix_cache", "prefix_disk", "inter_token_limit", "speculate", "kv_cache", "stream_weights",
-    "expert_parallel", "shares",
-)  # fmt: skip
+_OPTIONS = {each.name for each in fields(DesiredModel)} & {each.name for each in fields(EngineOptions)} - {"adapters"}
 
 
 def options_of(desired: DesiredModel, name: str) -> EngineOptions:
     given = {key: value for key in _OPTIONS if (value := getattr(desired, key)) is not None}
-    return EngineOptions(model=desired.model, name=name, adapters=parse_adapters(desired.adapters), **given)
+    return EngineOptions(name=name, adapters=parse_adapters(desired.adapters), **given)
 
 
 def api_key_of(key: bytes, name: str) -> str:

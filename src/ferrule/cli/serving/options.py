@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ferrule.errors import ConfigError
 from ferrule.units import parse_bytes
@@ -15,20 +15,37 @@ if TYPE_CHECKING:
     from ferrule.serve.http.tls import ServerTls
 
 
+class ModelOptions(TypedDict):
+    """Options that each of several models may have its own of, by the names of `EngineOptions`, `DesiredModel` and
+    `Wanted`."""
+
+    dtype: str
+    weights: str | None
+    kv_cache: str
+    max_context: int | None
+    threads: int | None
+
+
+class CommonOptions(TypedDict):
+    """Options that all models of an address have in common, by the names of `EngineOptions` and `DesiredModel`."""
+
+    self_test: bool
+    graphs: bool
+    prefix_cache: bool
+    prefix_disk: int
+    inter_token_limit: str
+    speculate: str
+    stream_weights: int | None
+    standby: bool
+    encrypt: bool | None
+
+
 def adapters_of(given: list[str] | None) -> tuple[Adapter, ...]:
     if not given:
         return ()
     from ferrule.engine.options import parse_adapters
 
     return parse_adapters(given)
-
-
-def speculation_of(text: str) -> str:
-    """``text``, which is one. Raises `ConfigError`."""
-    from ferrule.engine.options import parse_speculation
-
-    parse_speculation(text)
-    return text
 
 
 def request_log_of(target: str | None) -> RequestLog | None:

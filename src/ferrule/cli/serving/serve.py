@@ -36,12 +36,13 @@ from ferrule.cli.serving.model import (
 )
 from ferrule.cli.serving.models_file import Wanted
 from ferrule.cli.serving.options import (
+    CommonOptions,
+    ModelOptions,
     adapters_of,
     origins_of,
     prefix_disk_of,
     request_log_of,
     saved_plan,
-    speculation_of,
     stream_weights_of,
     tensor_of,
     tls_of,
@@ -52,6 +53,7 @@ from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.engine.inter_token import parse_inter_token_limit
+from ferrule.engine.speculation import parse_speculation
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 from ferrule.serve.answer.backlog import MAX_QUEUE_TIME, parse_queue_time
@@ -223,20 +225,34 @@ def serve(
     given = model or []
     several: list[Wanted] = []
     home = None if here else running_cluster()
+    own: ModelOptions = {
+        "dtype": dtype,
+        "weights": weights,
+        "kv_cache": kv_cache,
+        "max_context": max_context,
+        "threads": threads,
+    }
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
-        common = Wanted(
-            "", None, tp, pp, device, weights, dtype, max_context, threads, tool_parser=tool_parser, kv_cache=kv_cache
-        )
-        several = wanted_models(given, models, common)
+        several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    prefix_disk, streamed = prefix_disk_of(prefix_cache_disk), stream_weights_of(stream_weights)
+    common: CommonOptions = {
+        "self_test": self_test,
+        "graphs": graphs,
+        "prefix_cache": prefix_cache,
+        "prefix_disk": prefix_disk_of(prefix_cache_disk),
+        "inter_token_limit": inter_token_limit,
+        "speculate": speculate,
+        "stream_weights": stream_weights_of(stream_weights),
+        "standby": standby,
+        "encrypt": encrypt,
+    }
     parse_inter_token_limit(inter_token_limit)
+    parse_speculation(speculate)
     max_queue_seconds = parse_queue_time(max_queue_time)
-    speculate = speculation_of(speculate)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)
     copies = parse_replicas(replicas)
@@ -296,21 +312,7 @@ def serve(
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
-            dtype=dtype,
-            weights=weights,
-            kv_cache=kv_cache,
             device=device,
-            max_context=max_context,
-            threads=threads,
-            self_test=self_test,
-            graphs=graphs,
-            prefix_cache=prefix_cache,
-            prefix_disk=prefix_disk,
-            inter_token_limit=inter_token_limit,
-            speculate=speculate,
-            stream_weights=streamed,
-            standby=standby,
-            encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
             adapters=tuple(each.text for each in adapters),
             replicas=copies,
@@ -320,17 +322,14 @@ def serve(
             memory_limit=limit,
             expert_parallel=expert_parallel,
             shares=by_rank or None,
+            **own,
+            **common,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
-    from ferrule.serve.models import Aliases
-    from ferrule.serve.tools.families import check_parser
-
-    check_parser(tool_parser)
-    aliases = Aliases.parse(alias or ())
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
     requests = request_log_of(request_log)
@@ -355,51 +354,28 @@ def serve(
         from ferrule.engine import EngineOptions
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
+        from ferrule.serve.models import Aliases
+        from ferrule.serve.tools.families import check_parser
 
+        check_parser(tool_parser)
+        aliases = Aliases.parse(alias or ())
         front = Front(
             listener, host, api_key, keys, requests, tls, origins, image_urls, share_downloads, max_queue_seconds
         )
         if several:
-            run_several(
-                console,
-                several,
-                limit=limit,
-                aliases=aliases,
-                self_test=self_test,
-                graphs=graphs,
-                prefix_cache=prefix_cache,
-                prefix_disk=prefix_disk,
-                inter_token_limit=inter_token_limit,
-                speculate=speculate,
-                stream_weights=streamed,
-                standby=standby,
-                encrypt=encrypt,
-                front=front,
-            )
+            run_several(console, several, common, limit=limit, aliases=aliases, front=front)
             return
         options = EngineOptions(
             chosen,
             tp or 1,
             pp or 1,
-            dtype,
-            max_context=max_context,
-            threads=threads,
-            self_test=self_test,
-            graphs=graphs,
-            prefix_cache=prefix_cache,
-            prefix_disk=prefix_disk,
-            inter_token_limit=inter_token_limit,
-            speculate=speculate,
-            stream_weights=streamed,
             name=name,
-            standby=standby,
-            encrypt=encrypt,
-            weights=weights,
-            kv_cache=kv_cache,
             device=device or CPU,
             adapters=adapters,
             expert_parallel=expert_parallel,
             shares=by_rank,
+            **own,
+            **common,
         )
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ferrule.cli.serving.model import DEMO, DEMO_RANKS
 from ferrule.cli.serving.models_file import Wanted, read_models
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ferrule.cli.serving.front import Front
+    from ferrule.cli.serving.options import CommonOptions
     from ferrule.engine import Engine
     from ferrule.serve.http.tls import ServerTls
     from ferrule.serve.models import Aliases
@@ -53,27 +54,15 @@ def wanted_models(given: Sequence[str], file: Path | None, common: Wanted) -> li
 def run_several(
     console: Console,
     wanted: Sequence[Wanted],
+    common: CommonOptions,
     *,
     limit: int | None,
     aliases: Aliases,
-    self_test: bool,
-    graphs: bool,
-    prefix_cache: bool,
-    prefix_disk: int,
-    inter_token_limit: str,
-    speculate: str,
-    stream_weights: int | None,
-    standby: bool,
-    encrypt: bool | None,
     front: Front,
 ) -> None:
     """Until it is stopped. ``limit``: bytes of memory for all."""
     from ferrule.serve.models.many import ManyModels
     from ferrule.serve.models.memory import Memory
-
-    common: dict[str, Any] = {"self_test": self_test, "graphs": graphs, "standby": standby, "encrypt": encrypt}
-    common |= {"prefix_cache": prefix_cache, "prefix_disk": prefix_disk, "stream_weights": stream_weights}
-    common |= {"inter_token_limit": inter_token_limit, "speculate": speculate}
 
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
@@ -94,7 +83,7 @@ def run_several(
     front.run(load, ready)
 
 
-async def offer_of(console: Console, wanted: Wanted, common: Mapping[str, Any]) -> Offer:
+async def offer_of(console: Console, wanted: Wanted, common: CommonOptions) -> Offer:
     """A model whose files have been found and read, but for its weights. Raises what `ferrule.engine.start` does before
     any process is started."""
     from ferrule.cli.display import Loading

@@ -14,10 +14,11 @@ from ferrule.engine.adapters import counted, find
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.images.families import Told
 from ferrule.engine.images.prompts import told_of
-from ferrule.engine.options import Adapter, EngineOptions, RankOptions, parse_speculation
+from ferrule.engine.options import Adapter, EngineOptions, RankOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.engine.source import DEMO, HEAD, called, resolve
 from ferrule.engine.spec import read_spec
+from ferrule.engine.speculation import parse_speculation
 from ferrule.engine.tokenizer.generation import generation_defaults
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import Progress, ProgressCallback, SamplingParams
@@ -120,21 +121,9 @@ def rank_options(options: EngineOptions, model: PreparedModel) -> RankOptions:
         batch_tokens=options.batch_tokens,
         end_tokens=tuple(sorted(model.end_tokens)),
         identity=model.identity,
-        self_test=options.self_test,
-        encrypt=options.encrypt,
-        weights=options.weights,
-        device=options.device,
-        graphs=options.graphs,
         adapters=model.adapters,
-        copies=options.copies,
-        copies_left=options.copies_left,
-        prefix_cache=options.prefix_cache,
-        prefix_tokens=options.prefix_tokens,
-        prefix_disk=options.prefix_disk,
-        inter_token_limit=options.inter_token_limit,
         speculate=parse_speculation(options.speculate),
-        kv_cache=options.kv_cache,
-        stream_weights=options.stream_weights,
+        **options.shared(),
     )
 
 

@@ -16,7 +16,10 @@ def gather_last(group: RankGroup, x: Tensor, widths: Sequence[int], root: int | 
     """Join the ranks' parts of the last dimension: (..., ``widths[rank]``), or all as wide as the widest, on each rank
     give (..., their sum) on rank ``root``, and (..., 0) on the others; on all with None."""
     widest = max(widths)
-    rows = functional.pad(x.reshape(-1, x.shape[-1]), (0, widest - x.shape[-1])).contiguous()
+    rows = x.reshape(-1, x.shape[-1])
+    if x.shape[-1] < widest:  # `pad` copies also where nothing is missing
+        rows = functional.pad(rows, (0, widest - x.shape[-1]))
+    rows = rows.contiguous()
     parts: Tensor | None = group.all_gather(rows) if root is None else group.gather(rows, root)
     if parts is None:
         return x[..., :0]

@@ -164,18 +164,22 @@ class TensorParallel:
         parent, _, leaf = name.rpartition(".")
         attention = self.model.get_submodule(parent)
         if leaf in KEY_VALUE:
-            return slicing.heads(
-                size, 0, self._key_value_heads_of(attention), self._heads_of(attention).key_value, name
-            )
+            return self._by_key_value_heads(name, size, attention)
         if leaf in QUERY:
-            return slicing.heads(size, 0, self.config.num_attention_heads, self._heads_of(attention).query, name)
+            return self._by_query_heads(name, size, attention)
         if leaf == "o_a_proj":  # of groups of whole heads
             heads, groups = self.config.num_attention_heads, self.config.o_groups
             first, last = (end * groups // heads for end in self._heads_of(attention).query)
             return slicing.heads(size, 0, groups, (first, last), name)
         if self._by_heads(name) and size % self.config.num_attention_heads == 0:  # such as a gate
-            return slicing.heads(size, 0, self.config.num_attention_heads, self._heads_of(attention).query, name)
+            return self._by_query_heads(name, size, attention)
         return slicing.columns(size, 0, self._divided(size, self._shares_of(name), f"{name}: width")[self.part])
+
+    def _by_query_heads(self, name: str, size: int, attention: nn.Module) -> Slicing:
+        return slicing.heads(size, 0, self.config.num_attention_heads, self._heads_of(attention).query, name)
+
+    def _by_key_value_heads(self, name: str, size: int, attention: nn.Module) -> Slicing:
+        return slicing.heads(size, 0, self._key_value_heads_of(attention), self._heads_of(attention).key_value, name)
 
     def _shares_of(self, name: str) -> list[float]:
         """What of a dense block, or of every expert, the ranks have."""
@@ -259,8 +263,7 @@ class TensorParallel:
             dim = rows if style == "packed_colwise" else last
             cut = self._packed(full_name, shape[dim], dim)
         elif style == "query_heads" or (style == "colwise" and self._by_heads(full_name)):  # such as sinks
-            owner = self._attention_above(name, module)
-            cut = slicing.heads(shape[0], 0, self.config.num_attention_heads, self._heads_of(owner).query, full_name)
+            cut = self._by_query_heads(full_name, shape[0], self._attention_above(name, module))
         elif style in ("colwise", "rowwise"):
             dim = rows if style == "colwise" else last
             held = self._divided(shape[dim], self._shares_of(full_name), f"{full_name}: width")[self.part]
@@ -268,10 +271,7 @@ class TensorParallel:
         elif style == "grouped_gemm":
             cut = slicing.columns(shape[0], 0, self._held_experts(name, shape[0]))
         elif style == "key_value_heads":
-            owner = self._attention_above(name, module)
-            cut = slicing.heads(
-                shape[0], 0, self._key_value_heads_of(owner), self._heads_of(owner).key_value, full_name
-            )
+            cut = self._by_key_value_heads(full_name, shape[0], self._attention_above(name, module))
         else:
             raise PlanError(
                 f"{type(self.model).__name__}: {full_name} is to be split {style!r}, which is not supported"

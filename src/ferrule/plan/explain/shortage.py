@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ferrule.errors import PlanError
 from ferrule.plan.cluster.changes import NEW_RAIL, joined, one_more
@@ -34,10 +35,15 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Shortage:
-    """``closest``: the plan that lacks least. ``nearest``: what fits, at most one of each kind."""
+    """``closest``: the plan that lacks least."""
 
+    question: Question
     closest: Candidate
-    nearest: tuple[Nearest, ...]
+
+    @cached_property
+    def nearest(self) -> tuple[Nearest, ...]:
+        """What fits, at most one of each kind. It is searched for when it is first asked for."""
+        return tuple(_nearest(self.question))
 
     @property
     def use(self) -> MemoryUse:
@@ -67,7 +73,7 @@ def shortage(question: Question) -> Shortage:
         raise PlanError(f"{question.model.name} fits; nothing is missing")
     attempts = [*answers.candidates, *_along_all_hosts(question)]
     closest = min(attempts, key=lambda one: (_missing(one), len(one.plan.devices), one.plan.devices))
-    return Shortage(closest, tuple(_nearest(question)))
+    return Shortage(question, closest)
 
 
 def _nearest(question: Question) -> Iterator[Nearest]:
