@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from ferrule._native import Matrix
-from ferrule.engine.rank.stream.disk import PAGE, open_fastest
+from ferrule.engine.rank.stream.disk import open_fastest, whole_pages
 from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.errors import EngineError
 from ferrule.files import FileRecord, delete_oldest, hold, read_record, write_record
@@ -107,7 +107,7 @@ class MatrixFile:
         except OSError as error:
             raise self._unusable(error) from None
         self._known[name] = held
-        self._end += -(-held.bytes // PAGE) * PAGE
+        self._end += whole_pages(held.bytes)
 
     def finish(self) -> None:
         """Everything is written. Raises `EngineError`."""
@@ -188,7 +188,7 @@ class MatrixFile:
             stat = self.file.stat()
         except (OSError, msgspec.MsgspecError):
             return False
-        end = max((held.offset + -(-held.bytes // PAGE) * PAGE for held in index.matrices), default=0)
+        end = max((held.offset + whole_pages(held.bytes) for held in index.matrices), default=0)
         if index.version != VERSION or stat.st_size != end:
             return False
         if index.stamp != _stamp(stat) and not self._same(index):

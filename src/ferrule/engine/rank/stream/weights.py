@@ -18,7 +18,7 @@ from ferrule._native import WeightFile, WeightPool
 from ferrule.config import environment, model_settings
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.step.operations import Description, Embed, Experts, HeadProduct, Operation, Product, head_part
-from ferrule.engine.rank.stream.disk import PAGE, READERS
+from ferrule.engine.rank.stream.disk import READERS, whole_pages
 from ferrule.engine.rank.stream.matrix_file import MatrixFile
 from ferrule.engine.rank.stream.window import Layers, Pace, Window, least_room, plan_window
 from ferrule.engine.types import StreamUse
@@ -215,7 +215,7 @@ class StreamedWeights:
         return pool
 
     def _bytes(self, names: tuple[str, ...]) -> int:
-        return sum(-(-self.file.extent(name)[1] // PAGE) * PAGE for name in names)
+        return sum(whole_pages(self.file.extent(name)[1]) for name in names)
 
     def use(self) -> StreamUse:
         """Since the start."""
