@@ -10,10 +10,9 @@ from ferrule.engine.devices import Device
 from ferrule.engine.options import AS_NEEDED, RankOptions
 from ferrule.engine.rank.step.operations import Description
 from ferrule.engine.rank.stream.weights import StreamedWeights
-from ferrule.engine.shards.messages import tell_all
+from ferrule.engine.shards.messages import sharing
 from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
-from ferrule.process import boot_id
 from ferrule.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -21,7 +20,6 @@ log = logging.getLogger(__name__)
 CACHED_TOKENS = 4096
 """For which caches have room where weights take the rest."""
 _SPARE_PART = 1 / 16
-_TELL_TIMEOUT = 300.0
 
 
 def streamed_weights(
@@ -33,8 +31,7 @@ def streamed_weights(
         return None
     room = options.stream_weights
     if room == AS_NEEDED:
-        ranks = tell_all(world, f"{boot_id()} {device.memory_name}", _TELL_TIMEOUT)
-        free = device.memory_free() // ranks.count(ranks[world.rank]) // (options.copies_left + 1)
+        free = device.memory_free() // sharing(world, device.memory_name) // (options.copies_left + 1)
         per_token = sum(each.heads * (each.width + each.value_width) for each in description.layers) * dtype.itemsize
         room = weights_room(free, per_token * min(options.context, CACHED_TOKENS))
     if held <= room:
