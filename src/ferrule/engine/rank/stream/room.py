@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from ferrule.engine.devices import Device
 from ferrule.engine.options import AS_NEEDED, RankOptions
+from ferrule.engine.rank.model import Blueprint
+from ferrule.engine.rank.step.load import held_bytes
 from ferrule.engine.rank.step.operations import Description
 from ferrule.engine.rank.stream.weights import StreamedWeights
 from ferrule.engine.shards.messages import sharing
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
 from ferrule.units import format_bytes
@@ -23,13 +24,17 @@ _SPARE_PART = 1 / 16
 
 
 def streamed_weights(
-    options: RankOptions, world: Group, device: Device, description: Description, dtype: torch.dtype, held: int
+    options: RankOptions,
+    world: Group,
+    device: Device,
+    description: Description,
+    blueprint: Blueprint,
+    checkpoint: Checkpoint,
 ) -> StreamedWeights | None:
-    """Those of this rank, which would be ``held`` in memory; None where they stay there. All ranks call it. Raises
-    `EngineError`."""
+    """Those of this rank; None where they stay in memory. All ranks call it. Raises `EngineError`."""
     if options.stream_weights is None:
         return None
-    room = options.stream_weights
+    room, held, dtype = options.stream_weights, held_bytes(blueprint, checkpoint), blueprint.dtype
     if room == AS_NEEDED:
         free = device.memory_free() // sharing(world, device.memory_name) // (options.copies_left + 1)
         per_token = sum(each.heads * (each.width + each.value_width) for each in description.layers) * dtype.itemsize
