@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ferrule.config import environment, model_settings
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
 from ferrule.engine.host.prepare import prepare
 from ferrule.engine.rank.stream.disk import open_fastest, rate
+from ferrule.engine.rank.stream.weights import folder_of
 from ferrule.errors import EngineError
-from ferrule.files import cache_directory
 from ferrule.plan.cost.memory import weight_bytes
 
 PROMPT = 32
@@ -102,10 +101,9 @@ async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[fl
 def _disk_of(ranks: int) -> tuple[float, str]:
     """Of the file that each rank used last, the fastest: all together are no faster. It is read a second time, as what
     is streamed is read again and again: drives and hosts of virtual machines have caches of their own."""
-    root = (model_settings(environment()).cache or cache_directory()) / "streamed"
     found = []
     for rank in range(ranks):
-        file = max((root / f"rank-{rank}").glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
+        file = max(folder_of(rank).glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
         descriptor, _, how = open_fastest(file, file.stat().st_size)
         rates = [rate(descriptor, 0, file.stat().st_size, most=_MOST) for _ in range(2)]
         os.close(descriptor)
