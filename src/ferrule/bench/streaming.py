@@ -75,17 +75,19 @@ async def bench_streaming(
             await engine.close()
         disk, how = await asyncio.to_thread(_disk_of, len(by_rank))
     room, ranks = options.stream_weights or 0, len(by_rank)
-    told = 1 / statistics.median(seconds), waited / sum(seconds)
-    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, *told)
+    tokens_per_s = 1 / statistics.median(seconds)
+    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, tokens_per_s, waited)
 
 
 async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[float], float, float]:
-    """Seconds of each token; bytes that the driver's rank read for one, and seconds that it waited for all."""
+    """Seconds of each token but the first ones; bytes that the driver's rank read for one, and the part of the time in
+    which it waited."""
     times: list[float] = []
-    read = waited = 0.0
+    read = waited = passed = 0.0
     for turn in range(rounds + 1):
         before = engine.health().streamed
         params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        began = time.perf_counter()
         async with aclosing(engine.generate(range(3, 3 + PROMPT), params)) as stream:
             ends = [time.perf_counter() async for _ in stream]
         after = engine.health().streamed
@@ -93,9 +95,10 @@ async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[fl
             raise EngineError(f"{engine.name} has room in memory: take a larger --times or a smaller --memory")
         if turn and before is not None:  # the first one fills caches
             times += [end - begin for begin, end in pairwise(ends)]
+            passed += ends[-1] - began
             read += after.read - before.read
             waited += after.waited - before.waited
-    return times, read / (rounds * tokens), waited
+    return times, read / (rounds * tokens), waited / passed
 
 
 def _disk_of(ranks: int) -> tuple[float, str]:
