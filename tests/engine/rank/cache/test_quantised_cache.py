@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from in_threads import on_all, thread_groups
-from plugged import plug_in
+from plugged import emulated
 from prefix_ranks import CONTEXT, add, answers, prompt
 from test_parity import plan_for
 from tiny_models import make
 
 from ferrule.engine.devices import Device, open_device
-from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.cache.codes import Codes
@@ -174,14 +173,8 @@ def test_blocks_of_codes_are_shared_preempted_and_read_from_disk(
 def test_pages_of_an_accelerator_have_codes(tmp_path: Path) -> None:
     """Steps that are captured give what those on processors give, and pages are shared."""
     directory = make("llama", tmp_path, num_hidden_layers=1)
-
-    def device() -> Device:
-        open_device("emulated", 1)
-        plug_in(Machine(0))
-        return open_device("emulated:0", 1)
-
     steps: list[Any] = [[add(1, BEGINNING[:70], max_tokens=3)], [add(2, BEGINNING[:68], max_tokens=2)]]
-    found = answers(directory, *steps, runner=TorchRunner, device=device, kv_cache="int8")
+    found = answers(directory, *steps, runner=TorchRunner, device=emulated, kv_cache="int8")
     assert not found.driver.prefixes.copies
     assert found.cached == {1: 0, 2: BLOCK}
     assert found.tokens == answers(directory, *steps, runner=TorchRunner, kv_cache="int8").tokens
