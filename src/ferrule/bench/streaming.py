@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
-from ferrule.engine.host.prepare import prepare
+from ferrule.engine.host.prepare import prepared
 from ferrule.engine.rank.stream.disk import open_fastest, rate
 from ferrule.engine.rank.stream.weights import folder_of
 from ferrule.errors import EngineError
@@ -64,7 +64,7 @@ async def bench_streaming(
     """One stream. ``options.stream_weights``: None for so much that a rank's weights are ``times`` that. ``folder``:
     whose disk is read. Raises what `ferrule.engine.start` raises, and `EngineError` where everything has room."""
     with _kept_in(folder):
-        model = await asyncio.to_thread(prepare, options)
+        model = await prepared(options)
         by_rank = weight_bytes(model.spec.in_engine, model.plan)
         if options.stream_weights is None:
             options = replace(options, stream_weights=round(max(by_rank) / times))

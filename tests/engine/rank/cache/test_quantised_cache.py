@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data import topics
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from prefix_ranks import CONTEXT, add, answers, prompt
 from test_parity import plan_for
 from tiny_models import make
 
+from ferrule.bench.kv_cache import reference_text
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.rank.batch import Batch, Span
@@ -115,8 +115,7 @@ def test_the_embedded_model_hardly_says_anything_else() -> None:
     """Over 1,024 tokens that it was trained on: the divergence of what it expects, and perplexity. Without, its numbers
     rounded to bfloat16 are 2e-5 off."""
     tokenizer = ModelTokenizer(demo_path())
-    text = "\n".join(text for _, text in sorted(topics.topics.items()))[:20_000]
-    ids = torch.tensor(tokenizer.encode(text)[:1024]).view(2, 512)
+    ids = torch.tensor(tokenizer.encode(reference_text()[:20_000])[:1024]).view(2, 512)
     assert ids.shape == (2, 512)
     batch = Batch(tuple(Span(n, 0, 512, True, scored=True) for n in (1, 2)), tuple(ids.flatten().tolist()))
     plan = make_plan(read_model("demo"))
