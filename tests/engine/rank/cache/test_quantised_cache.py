@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_threads import on_all, thread_groups
+from in_threads import on_plan, thread_groups
 from plugged import emulated
 from prefix_ranks import CONTEXT, add, answers, prompt
 from test_parity import plan_for
@@ -44,22 +44,17 @@ def rows(
     """Logits of the last token of each piece, and the bytes of a token over all ranks."""
     plan = plan_for(directory, *split)
     options = RankOptions(str(directory), "float32", plan, 1, 128, 4, 64, (), kv_cache=kv_cache)
-    stages = [thread_groups(split[0]) for _ in range(split[1])]
     ids = prompt(1, PIECES[-1][1])
 
-    def body(world: Group) -> tuple[torch.Tensor | None, int]:
-        shard = plan.shards[world.rank]
-        one = runner(options, world, stages[shard.stage][shard.part], cpu())
+    def body(world: Group, stage: Group) -> tuple[torch.Tensor | None, int]:
+        one = runner(options, world, stage, cpu())
         found = []
         for first, last in PIECES:
             logits = one.run(Batch((Span(7, first, last - first, True),), tuple(ids[first:last])))
             found += [] if logits is None else [logits.clone()]
         return torch.cat(found) if found else None, one.cache_bytes_per_token(7)
 
-    groups = thread_groups(plan.world_size)
-    results = on_all(groups, body)
-    for group in (*groups, *(group for stage in stages for group in stage)):
-        group.close()
+    results = on_plan(plan, body)
     (logits,) = [each for each, _ in results if each is not None]
     return logits, sum(size for _, size in results)
 
