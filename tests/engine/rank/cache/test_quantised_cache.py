@@ -21,6 +21,7 @@ from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.stream.room import token_bytes
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.selftest.compare import error
 from ferrule.engine.source import describe, read_config
@@ -49,6 +50,9 @@ def rows(
     def body(world: Group, stage: Group) -> tuple[torch.Tensor | None, int]:
         one = runner(options, world, stage, cpu())
         found = []
+        if isinstance(one, StepRunner):
+            counted = token_bytes(one.description.layers, one.torch_dtype, Codes.of(kv_cache))
+            assert counted == one.cache_bytes_per_token(7)
         for first, last in PIECES:
             logits = one.run(Batch((Span(7, first, last - first, True),), tuple(ids[first:last])))
             found += [] if logits is None else [logits.clone()]
