@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -108,6 +109,31 @@ def held(path: Path) -> bool:
         return not _try_lock(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
+
+
+def delete_oldest(root: Path, keep: Path, lock: str, enough: Callable[[int], bool]) -> None:
+    """Delete directories of files in ``root`` but ``keep``, the one that changed first before others, until ``enough``
+    says so of the bytes that all of them take. One whose file ``lock`` a process has locked stays."""
+    others: list[tuple[float, int, Path]] = []
+    total = 0
+    for path in root.iterdir() if root.is_dir() else ():
+        with suppress(OSError):
+            used = sum(file.stat().st_size for file in path.iterdir())
+            total += used
+            if path != keep:
+                others.append((path.stat().st_mtime, used, path))
+    for _, used, path in sorted(others):
+        if enough(total):
+            return
+        with suppress(OSError):
+            ours = hold(path / lock, 0)
+            if ours is None:
+                continue
+            try:
+                shutil.rmtree(path)
+                total -= used
+            finally:
+                os.close(ours)
 
 
 def read_number(path: Path) -> int | None:

@@ -17,6 +17,7 @@ from ferrule.fabric.join.mesh import Live, Mesh
 from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.routing.algorithms import Strategy
 from ferrule.fabric.transports.build import Joined
+from ferrule.plan import Plan
 
 Result = TypeVar("Result")
 _SPIN_US = 0.0
@@ -94,3 +95,18 @@ def on_all(groups: Sequence[Group], body: Callable[[Group], Result]) -> list[Res
     if errors:
         raise errors[0][1]
     return results
+
+
+def on_plan(plan: Plan, body: Callable[[Group, Group], Result]) -> list[Result]:
+    """The same on the ranks of ``plan``: ``body`` has the group of all of them, and that of its stage."""
+    worlds, stages = thread_groups(plan.world_size), [thread_groups(stage.width) for stage in plan.stages]
+
+    def run(world: Group) -> Result:
+        shard = plan.shards[world.rank]
+        return body(world, stages[shard.stage][shard.part])
+
+    try:
+        return on_all(worlds, run)
+    finally:
+        for group in (*worlds, *(group for stage in stages for group in stage)):
+            group.close()

@@ -9,8 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pydoc_data import topics
 
-from ferrule.engine import EngineOptions, SamplingParams, start
-from ferrule.engine.host.prepare import prepared
+from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
 from ferrule.engine.types import PromptToken
 from ferrule.errors import ConfigError
 from ferrule.model import CACHE_BITS
@@ -54,34 +53,33 @@ async def bench_kv_cache(
         say(f"reading with {kv_cache} keys and values")
         kept = replace(options, kv_cache=kv_cache, prefix_cache=False, self_test=False)
         try:
-            spec = (await prepared(kept)).spec
+            engine = await start(kept)
         except ConfigError as error:
             if kv_cache == PLAIN:
                 raise
             note(str(error))
             continue
-        found = await _read(kept, text, tokens)
+        try:
+            found = await _read(engine, text, tokens)
+        finally:
+            await engine.close()
         plain = plain or found
-        size = spec.cache_bytes(1, BUILT_IN_ENGINE.cache_of(spec))
+        size = engine.spec.cache_bytes(1, BUILT_IN_ENGINE.cache_of(engine.spec))
         rows.append(_row(kv_cache, size, plain, found))
     return rows
 
 
-async def _read(options: EngineOptions, text: str, tokens: int) -> list[PromptToken]:
-    engine = await start(options)
-    try:
-        ids, piece = engine.tokenizer.encode(text)[:tokens], engine.max_context - 1
-        if len(ids) < 2:
-            raise ConfigError("the text has no second token, whose likelihood would tell something")
-        found: list[PromptToken] = []
-        for first in range(0, len(ids), piece):
-            params = SamplingParams(1, temperature=0.0, prompt_logprobs=1)
-            async with aclosing(engine.generate(ids[first : first + piece], params)) as stream:
-                async for token in stream:
-                    found += token.prompt or ()
-        return found
-    finally:
-        await engine.close()
+async def _read(engine: LocalEngine, text: str, tokens: int) -> list[PromptToken]:
+    ids, piece = engine.tokenizer.encode(text)[:tokens], engine.max_context - 1
+    if len(ids) < 2:
+        raise ConfigError("the text has no second token, whose likelihood would tell something")
+    found: list[PromptToken] = []
+    for first in range(0, len(ids), piece):
+        params = SamplingParams(1, temperature=0.0, prompt_logprobs=1)
+        async with aclosing(engine.generate(ids[first : first + piece], params)) as stream:
+            async for token in stream:
+                found += token.prompt or ()
+    return found
 
 
 def _row(kv_cache: str, size: float, plain: Sequence[PromptToken], found: Sequence[PromptToken]) -> CacheRow:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ferrule.config import environment, model_settings
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
-from ferrule.engine.host.prepare import prepare
+from ferrule.engine.host.prepare import prepared
 from ferrule.engine.rank.stream.disk import open_fastest, rate
+from ferrule.engine.rank.stream.weights import folder_of
 from ferrule.errors import EngineError
-from ferrule.files import cache_directory
 from ferrule.plan.cost.memory import weight_bytes
 
 PROMPT = 32
@@ -65,7 +64,7 @@ async def bench_streaming(
     """One stream. ``options.stream_weights``: None for so much that a rank's weights are ``times`` that. ``folder``:
     whose disk is read. Raises what `ferrule.engine.start` raises, and `EngineError` where everything has room."""
     with _kept_in(folder):
-        model = await asyncio.to_thread(prepare, options)
+        model = await prepared(options)
         by_rank = weight_bytes(model.spec.in_engine, model.plan)
         if options.stream_weights is None:
             options = replace(options, stream_weights=round(max(by_rank) / times))
@@ -76,17 +75,19 @@ async def bench_streaming(
             await engine.close()
         disk, how = await asyncio.to_thread(_disk_of, len(by_rank))
     room, ranks = options.stream_weights or 0, len(by_rank)
-    told = 1 / statistics.median(seconds), waited / sum(seconds)
-    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, *told)
+    tokens_per_s = 1 / statistics.median(seconds)
+    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, tokens_per_s, waited)
 
 
 async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[float], float, float]:
-    """Seconds of each token; bytes that the driver's rank read for one, and seconds that it waited for all."""
+    """Seconds of each token but the first ones; bytes that the driver's rank read for one, and the part of the time in
+    which it waited."""
     times: list[float] = []
-    read = waited = 0.0
+    read = waited = passed = 0.0
     for turn in range(rounds + 1):
         before = engine.health().streamed
         params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        began = time.perf_counter()
         async with aclosing(engine.generate(range(3, 3 + PROMPT), params)) as stream:
             ends = [time.perf_counter() async for _ in stream]
         after = engine.health().streamed
@@ -94,18 +95,18 @@ async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[fl
             raise EngineError(f"{engine.name} has room in memory: take a larger --times or a smaller --memory")
         if turn and before is not None:  # the first one fills caches
             times += [end - begin for begin, end in pairwise(ends)]
+            passed += ends[-1] - began
             read += after.read - before.read
             waited += after.waited - before.waited
-    return times, read / (rounds * tokens), waited
+    return times, read / (rounds * tokens), waited / passed
 
 
 def _disk_of(ranks: int) -> tuple[float, str]:
     """Of the file that each rank used last, the fastest: all together are no faster. It is read a second time, as what
     is streamed is read again and again: drives and hosts of virtual machines have caches of their own."""
-    root = (model_settings(environment()).cache or cache_directory()) / "streamed"
     found = []
     for rank in range(ranks):
-        file = max((root / f"rank-{rank}").glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
+        file = max(folder_of(rank).glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
         descriptor, _, how = open_fastest(file, file.stat().st_size)
         rates = [rate(descriptor, 0, file.stat().st_size, most=_MOST) for _ in range(2)]
         os.close(descriptor)

@@ -21,5 +21,7 @@ LabProfile = Annotated[
 ]
 LabName = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Call it so, not as its profile.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+TensorRanks = Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")]
+PipelineStages = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
 RowsFile = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")]
 RemoteCommand = Annotated[str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")]

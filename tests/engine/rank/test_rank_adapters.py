@@ -11,7 +11,7 @@ from typing import Any
 import gguf_models
 import pytest
 import torch
-from in_threads import on_all, thread_groups
+from in_threads import on_plan
 from safetensors.torch import save_file
 from test_parity import plan_for
 from tiny_adapters import ATTENTION, DENSE, adapted, make_adapter
@@ -53,25 +53,19 @@ def run(
     """Logits of the last token of each sequence after two batches, and the bytes of weights on each rank."""
     plan = plan_for(base, *split)
     options = RankOptions(str(base), "float32", plan, 1, 128, 8, 64, (), weights=weights, adapters=adapters)
-    worlds, stages = thread_groups(plan.world_size), [thread_groups(plan.tensor) for _ in range(plan.pipeline)]
     numbers = tuple(number for number, _ in rows.values())
     first = tuple(Span(each, 0, count, True, count) for each, (_, count) in rows.items())
     then = tuple(Span(each, count, 1, True) for each, (_, count) in rows.items())
     whole = {each: prompt(each, count + 1) for each, (_, count) in rows.items()}
     before = tuple(token for tokens in whole.values() for token in tokens[:-1])
 
-    def body(world: Group) -> tuple[torch.Tensor | None, int]:
-        shard = plan.shards[world.rank]
-        made = runner(options, world, stages[shard.stage][shard.part], open_device("cpu", 1))
+    def body(world: Group, stage: Group) -> tuple[torch.Tensor | None, int]:
+        made = runner(options, world, stage, open_device("cpu", 1))
         made.run(Batch(first, before, adapters=numbers))
         logits = made.run(Batch(then, tuple(tokens[-1] for tokens in whole.values()), adapters=numbers))
         return logits, made.weight_bytes
 
-    try:
-        found = on_all(worlds, body)
-    finally:
-        for group in (*worlds, *(group for stage in stages for group in stage)):
-            group.close()
+    found = on_plan(plan, body)
     logits = found[plan.driver][0]
     assert logits is not None
     return logits, [held for _, held in found]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_threads import on_all, thread_groups
+from in_threads import on_plan, thread_groups
 from packed_models import packed_model
 from test_format_splits import MAKERS, in_products
 from test_parity import PIECES, SPLITS, TOKENS, plan_for
@@ -62,11 +62,8 @@ def logits_of(directory: Path, tensor: int, pipeline: int, ids: list[int], weigh
 def logits_by(directory: Path, plan: Plan, ids: list[int], weights: str | None = None) -> torch.Tensor:
     options = RankOptions(str(directory), "float32", plan, 1, 128, 4, 64, (), weights=weights)
 
-    stages = [thread_groups(stage.width) for stage in plan.stages]
-
-    def body(world: Group) -> Any:
-        shard = plan.shards[world.rank]
-        runner = StepRunner(options, world, stages[shard.stage][shard.part], open_device("cpu", 1))
+    def body(world: Group, stage: Group) -> Any:
+        runner = StepRunner(options, world, stage, open_device("cpu", 1))
         pieces = []
         for first, last in PIECES:
             for place in range(first, last) if first else [last - 1]:
@@ -75,11 +72,7 @@ def logits_by(directory: Path, plan: Plan, ids: list[int], weights: str | None =
                 pieces.append(runner.run(Batch((Span(7, seen, count, True),), tuple(ids[seen : place + 1]))))
         return None if pieces[0] is None else torch.cat(pieces)
 
-    groups = thread_groups(plan.world_size)
-    results = on_all(groups, body)
-    for group in (*groups, *(group for stage in stages for group in stage)):
-        group.close()
-    (logits,) = [each for each in results if each is not None]
+    (logits,) = [each for each in on_plan(plan, body) if each is not None]
     return logits
 
 

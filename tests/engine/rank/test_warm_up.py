@@ -15,7 +15,8 @@ from ferrule.engine.devices import cpu, open_device
 from ferrule.engine.rank import warm_up as warm_up_module
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.runner import Runner
-from ferrule.engine.rank.warm_up import sharing, warm_up
+from ferrule.engine.rank.warm_up import warm_up
+from ferrule.engine.shards.messages import sharing
 from ferrule.errors import ConfigError, EngineError
 
 

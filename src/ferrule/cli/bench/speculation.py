@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ferrule.cli.extras import needs
-from ferrule.cli.flags import RowsFile
+from ferrule.cli.flags import PipelineStages, RowsFile, TensorRanks
 from ferrule.cli.output import new_table, write_file
 from ferrule.errors import ConfigError
 from ferrule.units import parse_seconds
@@ -24,8 +24,8 @@ EXAMPLES = (
 
 def speculation(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for ferrule serve.")] = "demo",
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
+    tp: TensorRanks = 1,
+    pp: PipelineStages = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="As for ferrule serve.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per rank.")] = None,
     speculate: Annotated[

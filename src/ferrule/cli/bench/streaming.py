@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ferrule.cli.extras import needs
-from ferrule.cli.flags import RowsFile
+from ferrule.cli.flags import PipelineStages, RowsFile, TensorRanks
 from ferrule.cli.output import new_table, write_file
 from ferrule.units import format_bytes
 
@@ -26,8 +26,8 @@ def streaming(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="As for ferrule serve; by default a random one of 1 GB.")
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
+    tp: TensorRanks = 1,
+    pp: PipelineStages = 1,
     weights: Annotated[str | None, typer.Option(help="int8 or int4: quantise plain weights.")] = None,
     times: Annotated[float, typer.Option(min=1.01, help="Weights are so many times their memory.")] = 1.5,
     memory: Annotated[

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ferrule.cli.extras import needs
-from ferrule.cli.flags import RowsFile
+from ferrule.cli.flags import PipelineStages, RowsFile, TensorRanks
 from ferrule.cli.output import new_table, write_file
 
 EXAMPLES = "Examples:\n\nferrule bench structured demo\n\nferrule bench structured DIR --tp 2 --json result.json"
@@ -18,8 +18,8 @@ EXAMPLES = "Examples:\n\nferrule bench structured demo\n\nferrule bench structur
 
 def structured(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for ferrule serve.")] = "demo",
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
+    tp: TensorRanks = 1,
+    pp: PipelineStages = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Answers of each kind.")] = 7,
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of an answer.")] = 128,
     json_file: RowsFile = None,

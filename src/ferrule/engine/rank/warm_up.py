@@ -9,17 +9,14 @@ import numpy as np
 
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.runner import Runner
-from ferrule.engine.shards.messages import tell_all
+from ferrule.engine.shards.messages import TELL_TIMEOUT, sharing, tell_all
 from ferrule.errors import EngineError
-from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
 from ferrule.plan.one_machine import LEAST_CONTEXT
-from ferrule.process import boot_id
 from ferrule.process.memory import private_bytes
 
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
-TELL_TIMEOUT = 300.0
 ACCELERATOR_ROWS = 256
 """Tokens of a step in which arithmetic takes longer than reading the weights."""
 
@@ -50,7 +47,7 @@ def warm_up(runner: Runner) -> Trial:
         runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP, adapters=(number,)))
         runner.run(Batch(released=(0,)))
     world = runner.world
-    free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
+    free = runner.cache_memory() / sharing(world, runner.device.memory_name)
     copies, left = runner.options.copies, runner.options.copies_left
     free = (free - left * private_bytes()) / copies  # those to come will hold what this one holds
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)
@@ -93,8 +90,3 @@ def _seconds(runner: Runner, batch: Batch) -> float:
     runner.run(batch)
     runner.device.synchronize()
     return time.perf_counter() - begin
-
-
-def sharing(world: Group, memory: str) -> int:
-    """Number of ranks of ``world`` that have tensors in this ``memory``, this one included; all ranks call it."""
-    return tell_all(world, memory, TELL_TIMEOUT).count(memory)

@@ -10,11 +10,14 @@ import numpy as np
 from ferrule.engine.shards.ledger import DIGEST_BYTES, digest
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
+from ferrule.process import boot_id
 
 T = TypeVar("T")
 
 LIMIT = 1 << 20
 """Bytes of the longest message of `tell_all`."""
+TELL_TIMEOUT = 300.0
+"""Seconds for ranks that come to it by ways of different length, such as loading."""
 
 
 def tell_all(group: Group, value: T, timeout: float) -> list[T]:
@@ -35,6 +38,13 @@ def tell_all(group: Group, value: T, timeout: float) -> list[T]:
         return [msgspec.json.decode(row.tobytes(), type=type(value)) for row in rows]
     except msgspec.ValidationError as error:
         raise EngineError(f"what a rank told the others cannot be read: {error}") from None
+
+
+def sharing(world: Group, memory: str) -> int:
+    """Number of ranks of ``world`` that have tensors in the ``memory`` of this machine, this one included; all ranks
+    call it."""
+    mine = f"{boot_id()} {memory}"
+    return tell_all(world, mine, TELL_TIMEOUT).count(mine)
 
 
 def send_bytes(group: Group, data: bytes, dst: int, timeout: float) -> None:

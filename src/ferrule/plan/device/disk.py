@@ -56,23 +56,32 @@ def disk_read(folder: Path, size: int = DISK_BYTES) -> tuple[float | None, str]:
 
 def _read(name: str, size: int) -> float | None:
     """Seconds for all of the file; None where only memory would be read."""
-    if sys.platform == "darwin":
-        with Path(name).open("rb", buffering=0) as file:
-            fcntl.fcntl(file.fileno(), _F_NOCACHE, 1)
-            return _time(file.fileno())
     with Path(name).open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        resident = _resident(file.fileno(), size)
-        if resident is None or resident > _RESIDENT_PART:
-            return None
-        try:
-            direct = os.open(name, os.O_RDONLY | os.O_DIRECT)
-        except OSError:  # not every file system has that
+        if sys.platform != "darwin":
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            resident = _resident(file.fileno(), size)
+            if resident is None or resident > _RESIDENT_PART:
+                return None
+        direct = open_direct(Path(name))
+        if direct is None:
             return _time(file.fileno())
     try:
         return _time(direct)
     finally:
         os.close(direct)
+
+
+def open_direct(file: Path) -> int | None:
+    """A descriptor whose reads go past the page cache; None where the file system has no such reads. Raises
+    `OSError`."""
+    if sys.platform == "darwin":
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.fcntl(descriptor, _F_NOCACHE, 1)
+        return descriptor
+    try:
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError:
+        return None
 
 
 def _time(handle: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from hypothesis import strategies as st
-from in_threads import on_all, thread_groups
+from in_threads import on_plan
 from scripted_control import ScriptedControl
 from test_parity import plan_for
 
@@ -95,11 +95,9 @@ def answers(
     come five steps after what is before them in their turn. ``plan``: in the place of an even ``split``."""
     plan = plan or plan_for(directory, *split)
     given = RankOptions(str(directory), "float32", plan, 1, CONTEXT, 4, batch_tokens, (), adapters=adapters, **options)
-    groups, stages = thread_groups(plan.world_size), [thread_groups(len(stage.devices)) for stage in plan.stages]
 
-    def body(world: Group) -> Answers | None:
-        shard = plan.shards[world.rank]
-        one: Any = runner(given, world, stages[shard.stage][shard.part], device())
+    def body(world: Group, stage: Group) -> Answers | None:
+        one: Any = runner(given, world, stage, device())
         trial = warm_up(one)
         shared = one.shared if trial.unshared is None else None
         prefixes = open_index(world, given, shared, one.dtype, copies=trial.copies)
@@ -112,13 +110,10 @@ def answers(
             return _drive(given, one, trial, turns, short, prefixes)
         finally:
             world.close()
-            if shared is not None and shared.files is not None:
-                shared.files.close()
+            if shared is not None:
+                shared.close()
 
-    results = on_all(groups, body)
-    for group in (group for stage in stages for group in stage):
-        group.close()
-    (found,) = [each for each in results if each is not None]
+    (found,) = [each for each in on_plan(plan, body) if each is not None]
     return found
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data import topics
 from typing import Any
 
 import pytest
 import torch
-from in_threads import on_all, thread_groups
-from plugged import plug_in
+from in_threads import on_plan, thread_groups
+from plugged import emulated
 from prefix_ranks import CONTEXT, add, answers, prompt
 from test_parity import plan_for
 from tiny_models import make
 
+from ferrule.bench.kv_cache import reference_text
 from ferrule.engine.devices import Device, open_device
-from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.stream.room import token_bytes
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.selftest.compare import error
 from ferrule.engine.source import describe, read_config
@@ -45,22 +45,20 @@ def rows(
     """Logits of the last token of each piece, and the bytes of a token over all ranks."""
     plan = plan_for(directory, *split)
     options = RankOptions(str(directory), "float32", plan, 1, 128, 4, 64, (), kv_cache=kv_cache)
-    stages = [thread_groups(split[0]) for _ in range(split[1])]
     ids = prompt(1, PIECES[-1][1])
 
-    def body(world: Group) -> tuple[torch.Tensor | None, int]:
-        shard = plan.shards[world.rank]
-        one = runner(options, world, stages[shard.stage][shard.part], cpu())
+    def body(world: Group, stage: Group) -> tuple[torch.Tensor | None, int]:
+        one = runner(options, world, stage, cpu())
         found = []
+        if isinstance(one, StepRunner):
+            counted = token_bytes(one.description.layers, one.torch_dtype, Codes.of(kv_cache))
+            assert counted == one.cache_bytes_per_token(7)
         for first, last in PIECES:
             logits = one.run(Batch((Span(7, first, last - first, True),), tuple(ids[first:last])))
             found += [] if logits is None else [logits.clone()]
         return torch.cat(found) if found else None, one.cache_bytes_per_token(7)
 
-    groups = thread_groups(plan.world_size)
-    results = on_all(groups, body)
-    for group in (*groups, *(group for stage in stages for group in stage)):
-        group.close()
+    results = on_plan(plan, body)
     (logits,) = [each for each, _ in results if each is not None]
     return logits, sum(size for _, size in results)
 
@@ -116,8 +114,7 @@ def test_the_embedded_model_hardly_says_anything_else() -> None:
     """Over 1,024 tokens that it was trained on: the divergence of what it expects, and perplexity. Without, its numbers
     rounded to bfloat16 are 2e-5 off."""
     tokenizer = ModelTokenizer(demo_path())
-    text = "\n".join(text for _, text in sorted(topics.topics.items()))[:20_000]
-    ids = torch.tensor(tokenizer.encode(text)[:1024]).view(2, 512)
+    ids = torch.tensor(tokenizer.encode(reference_text()[:20_000])[:1024]).view(2, 512)
     assert ids.shape == (2, 512)
     batch = Batch(tuple(Span(n, 0, 512, True, scored=True) for n in (1, 2)), tuple(ids.flatten().tolist()))
     plan = make_plan(read_model("demo"))
@@ -174,14 +171,8 @@ def test_blocks_of_codes_are_shared_preempted_and_read_from_disk(
 def test_pages_of_an_accelerator_have_codes(tmp_path: Path) -> None:
     """Steps that are captured give what those on processors give, and pages are shared."""
     directory = make("llama", tmp_path, num_hidden_layers=1)
-
-    def device() -> Device:
-        open_device("emulated", 1)
-        plug_in(Machine(0))
-        return open_device("emulated:0", 1)
-
     steps: list[Any] = [[add(1, BEGINNING[:70], max_tokens=3)], [add(2, BEGINNING[:68], max_tokens=2)]]
-    found = answers(directory, *steps, runner=TorchRunner, device=device, kv_cache="int8")
+    found = answers(directory, *steps, runner=TorchRunner, device=emulated, kv_cache="int8")
     assert not found.driver.prefixes.copies
     assert found.cached == {1: 0, 2: BLOCK}
     assert found.tokens == answers(directory, *steps, runner=TorchRunner, kv_cache="int8").tokens

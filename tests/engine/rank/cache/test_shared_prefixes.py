@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugged import plug_in
+from plugged import emulated
 from prefix_ranks import BEGINNING, CONTEXT, Requests, add, answers, prompt, requests, turns_of
 from tiny_adapters import make_adapter
 from tiny_models import long_rope, make
 
-from ferrule.engine.devices import Device, open_device
-from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.messages import Cancel
 from ferrule.engine.options import parse_adapters
 from ferrule.engine.rank.cache.prefix import BLOCK
@@ -150,14 +148,8 @@ def test_recurrent_layers_keep_what_cannot_be_shared(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pages_of_an_accelerator_are_shared(tmp_path: Path) -> None:
     directory = make("llama", tmp_path, num_hidden_layers=1)
-
-    def device() -> Device:
-        open_device("emulated", 1)
-        plug_in(Machine(0))
-        return open_device("emulated:0", 1)
-
     steps: list[Any] = [[add(1, BEGINNING[:70], max_tokens=3)], [add(2, BEGINNING[:68], max_tokens=2)]]
-    found = answers(directory, *steps, runner=TorchRunner, device=device)
+    found = answers(directory, *steps, runner=TorchRunner, device=emulated)
     assert not found.driver.prefixes.copies
     assert found.tokens == answers(directory, *steps, prefix_cache=False).tokens
     assert found.cached == {1: 0, 2: BLOCK}

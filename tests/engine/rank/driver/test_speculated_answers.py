@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugged import plug_in
+from plugged import emulated
 from prefix_ranks import Answers, add, answers, prompt
 from tiny_adapters import make_adapter
 from tiny_models import long_rope, make
 
-from ferrule.engine.devices import Device, open_device
-from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.messages import Add, Cancel
 from ferrule.engine.options import parse_adapters
 from ferrule.engine.rank.cache.prefix import BLOCK
@@ -130,14 +128,8 @@ def test_steps_of_an_accelerator_are_captured_and_its_pages_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make("llama", tmp_path, num_hidden_layers=1)
-
-    def device() -> Device:
-        open_device("emulated", 1)
-        plug_in(Machine(0))
-        return open_device("emulated:0", 1)
-
     steps: list[Any] = [[add(1, prompt(1, 55), max_tokens=18), add(2, prompt(2, 30), max_tokens=9, seed=4)]]
-    found = check(directory, steps, monkeypatch, 2, runner=TorchRunner, device=device)
+    found = check(directory, steps, monkeypatch, 2, runner=TorchRunner, device=emulated)
     runner: Any = found.driver.runner
     assert max(size.rows for size in runner.captured.steps) >= 2 * MOST, "both sequences have guesses"
 

@@ -122,7 +122,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_page_cache(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(1 << 16))
-    monkeypatch.setattr("ferrule.engine.rank.stream.disk._open_direct", lambda file: None)
+    monkeypatch.setattr("ferrule.engine.rank.stream.disk.open_direct", lambda file: None)
     descriptor, rate, how = open_fastest(file, 1 << 16)
     os.close(descriptor)
     assert rate > 0

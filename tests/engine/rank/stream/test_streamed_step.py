@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_threads import on_all, thread_groups
+from in_threads import on_plan, thread_groups
 from test_parity import plan_for
 from tiny_models import make
 
@@ -42,12 +42,10 @@ def steps(
     options = RankOptions(
         str(directory), "float32", plan, 1, 128, 4, 64, (), weights=weights, stream_weights=stream, identity="model"
     )
-    stages = [thread_groups(split[0]) for _ in range(split[1])]
     embeds = split[1] == 1
 
-    def body(world: Group) -> Any:
-        shard = plan.shards[world.rank]
-        runner = StepRunner(options, world, stages[shard.stage][shard.part], open_device("cpu", 1))
+    def body(world: Group, stage: Group) -> Any:
+        runner = StepRunner(options, world, stage, open_device("cpu", 1))
         found = [runner.run(Batch((Span(1, 0, 20, True),), tuple(IDS[:20])))]
         if embeds:  # a step that ends before the program does: what was read ahead is not what is needed next
             runner.run(Batch((Span(9, 0, 4, True),), tuple(IDS[:4]), kind=Kind.EMBED))
@@ -59,10 +57,7 @@ def steps(
         logits = None if found[0] is None else torch.cat([each for each in found if each is not None])
         return logits, runner.streamed(), runner.weight_bytes
 
-    groups = thread_groups(plan.world_size)
-    results = on_all(groups, body)
-    for group in (*groups, *(group for stage in stages for group in stage)):
-        group.close()
+    results = on_plan(plan, body)
     (logits,) = [each for each, _, _ in results if each is not None]
     return logits, [use for _, use, _ in results], results[0][2]
 

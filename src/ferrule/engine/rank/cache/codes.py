@@ -45,7 +45,11 @@ class Codes:
     @property
     def unpacked(self) -> int:
         """Bytes of numbers, in float32 and in what is computed in, for each byte of codes at most."""
-        return -(-2 * 4 * CACHE_GROUP // (CACHE_GROUP * self.bits // 8 + _SCALE.itemsize))
+        return -(-2 * 4 * CACHE_GROUP // self.bytes_of(CACHE_GROUP))
+
+    def bytes_of(self, width: int) -> int:
+        """Of a key or a value of one head."""
+        return -(-width // CACHE_GROUP) * (CACHE_GROUP * self.bits // 8 + _SCALE.itemsize)
 
     def encode(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Those of ``layer``, as `pack` makes them."""
@@ -74,8 +78,7 @@ class Codes:
 
     def unpack(self, rows: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         """The inverse of `pack`, as far as there is one."""
-        each = CACHE_GROUP * self.bits // 8 + _SCALE.itemsize
-        groups = rows.reshape(*rows.shape[:-1], -1, each)
+        groups = rows.reshape(*rows.shape[:-1], -1, self.bytes_of(CACHE_GROUP))
         codes = groups[..., : -_SCALE.itemsize]
         scale = groups[..., -_SCALE.itemsize :].contiguous().view(_SCALE).float()
         if self.bits == 4:

@@ -7,10 +7,9 @@ that runs.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import logging
 import os
-import shutil
 import threading
 from collections import deque
 from contextlib import suppress
@@ -18,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ferrule.engine.rank.cache.prefix import KEY_BYTES
+from ferrule.files import delete_oldest, hold
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,10 @@ class BlockFiles:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.chmod(0o700)
         self.path, self._bytes = path, block_bytes
-        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise
+        lock = hold(path / _LOCK, 0)
+        if lock is None:
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path))
+        self._lock = lock
         self._waiting: deque[tuple[bytes, bytes | None]] = deque()
         self._held = 0
         self._changed = threading.Condition()
@@ -154,25 +152,7 @@ class BlockFiles:
 def make_room(root: Path, keep: Path, size: int) -> None:
     """Delete what other models have left below ``root``, the oldest first, until all takes no more than ``size`` bytes.
     Directories that a rank uses stay."""
-    others: list[tuple[float, int, Path]] = []
-    total = 0
-    for path in root.iterdir() if root.is_dir() else ():
-        with suppress(OSError):
-            used = sum(file.stat().st_size for file in path.iterdir())
-            total += used
-            if path != keep:
-                others.append((path.stat().st_mtime, used, path))
-    for _, used, path in sorted(others):
-        if total <= size:
-            return
-        with suppress(OSError):
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-                total -= used
-            finally:
-                os.close(lock)
+    delete_oldest(root, keep, _LOCK, lambda used: used <= size)
 
 
 def _head(key: bytes, data: bytes) -> bytes:

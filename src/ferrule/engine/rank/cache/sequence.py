@@ -74,11 +74,12 @@ class SequenceCache:
 
         ``length`` itself moves on in `advance`, when every layer has stored its part.
         """
-        if self.codes is None:
-            return self.store(self.keys, layer, key)[:, first:], self.store(self.values, layer, value)[:, first:]
-        key, value = self.codes.encode(layer, key, value)
-        kept = self.store(self.keys, layer, key)[:, first:], self.store(self.values, layer, value)[:, first:]
-        return self.codes.decode(layer, *kept)
+        new = key.shape[1]
+        if self.codes is not None:
+            key, value = self.codes.encode(layer, key, value)
+        self.store(self.keys, layer, key)
+        self.store(self.values, layer, value)
+        return self.seen(layer, new, first)
 
     def append_keys(self, layer: int, key: Tensor) -> Tensor:
         """The same where there are no values beside keys."""

@@ -111,19 +111,17 @@ def explain_step(config: Any, shard: Shard) -> StepText:
 
 
 def _parts(description: Description, shard: Shard, shapes: dict[str, tuple[int, ...]]) -> tuple[Part, ...]:
-    operations, depths = description.operations, description.depths
-    start = 1 if shard.has_embedding else 0
-    parts = [Part((), tuple(_line(each, shapes) for each in operations[:start]))]
+    operations, spans = description.operations, description.spans
+    parts = [Part((), tuple(_line(each, shapes) for each in operations[: spans[0][0]]))]
     kinds: dict[tuple[Operation, ...], list[int]] = {}
     lines: dict[tuple[Operation, ...], tuple[Line, ...]] = {}
-    for layer, end in enumerate(depths, shard.first_layer):
-        own = tuple(operations[start:end])
+    for layer, (first, last) in enumerate(spans, shard.first_layer):
+        own = tuple(operations[first:last])
         kind = tuple(_anywhere(each) for each in own)
         kinds.setdefault(kind, []).append(layer)
         lines.setdefault(kind, tuple(_line(each, shapes) for each in own))
-        start = end
     parts += [Part(tuple(layers), lines[kind]) for kind, layers in kinds.items()]
-    parts.append(Part((), tuple(_line(each, shapes) for each in operations[start:])))
+    parts.append(Part((), tuple(_line(each, shapes) for each in operations[spans[-1][1] :])))
     return tuple(part for part in parts if part.lines)
 
 

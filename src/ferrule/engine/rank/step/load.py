@@ -51,14 +51,17 @@ class Weights:
 
     def take(self, names: Sequence[str], made: Iterator[PackedMatrix], streamed: StreamedWeights | None) -> None:
         """Those that are ``made``, by their names, unless they are on disk already; see `load_weights`."""
-        kept = [None if streamed is None else streamed.kept(name) for name in names]
-        for name, found in zip(names, kept if None not in kept else made, strict=True):
-            assert found is not None
-            if streamed is None or name not in streamed:
-                self.bytes += found.bytes
-                self.matrices[name] = found
+        if streamed is not None:
+            kept = [found for name in names if (found := streamed.kept(name)) is not None]
+            if len(kept) == len(names):
+                self.matrices.update(zip(names, kept, strict=True))
+                return
+        for name, found in zip(names, made, strict=True):
+            if streamed is not None and name in streamed:
+                self.matrices[name] = streamed.keep(name, found)
             else:
-                self.matrices[name] = found if None not in kept else streamed.keep(name, found)
+                self.matrices[name] = found
+                self.bytes += found.bytes
 
 
 def load_weights(

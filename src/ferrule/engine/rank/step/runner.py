@@ -18,7 +18,7 @@ from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.model import Blueprint, blueprint, restore_buffers
 from ferrule.engine.rank.step.assemble import Assembled
 from ferrule.engine.rank.step.describe import describe
-from ferrule.engine.rank.step.load import held_bytes, load_weights
+from ferrule.engine.rank.step.load import load_weights
 from ferrule.engine.rank.stream.room import streamed_weights
 from ferrule.engine.types import Progress, StreamUse
 from ferrule.engine.weights.checkpoint import Checkpoint
@@ -66,8 +66,7 @@ class StepRunner:
             built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
             adapters = built.read(options.adapters) if options.adapters else {}
             self.description = describe(built.model, built.base, self.shard, stage.size, adapters)
-            held = held_bytes(built, checkpoint)
-            self._streamed = streamed_weights(options, world, device, self.description, built.dtype, held)
+            self._streamed = streamed_weights(options, world, device, self.description, built, checkpoint)
             weights = load_weights(built, self.description, checkpoint, loaded, self._streamed)
             weights.add(adapters, built.dtype)
             if self._streamed is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import sys
 from pathlib import Path
 
 from ferrule._native import read_rate
+from ferrule.plan.device.disk import open_direct
 
 PAGE = 4096
 """Where matrices begin: what is read past the page cache is whole pages (native/src/step/stream.h)."""
@@ -18,14 +17,17 @@ SAMPLE = 64 << 20
 """Bytes that are read to measure."""
 _CACHED_WORTH = 1.1
 """Reading through the page cache must be so many times as fast: it takes memory, and the processor's time."""
-_F_NOCACHE = 48
-"""macOS: reads of this file are not cached (fcntl.h)."""
+
+
+def whole_pages(size: int) -> int:
+    """Bytes that are read for ``size`` of them."""
+    return -(-size // PAGE) * PAGE
 
 
 def open_fastest(file: Path, size: int) -> tuple[int, float, str]:
     """A descriptor, bytes per second by it, and how that reads: "past the page cache" or "through the page cache".
     Raises `OSError`."""
-    cached, direct = os.open(file, os.O_RDONLY | os.O_CLOEXEC), _open_direct(file)
+    cached, direct = os.open(file, os.O_RDONLY | os.O_CLOEXEC), open_direct(file)
     if direct is None:
         return cached, rate(cached, 0, size), "through the page cache"
     half = min(SAMPLE, size // 2) // PAGE * PAGE  # other bytes: reads leave what they read in caches
@@ -47,15 +49,3 @@ def rate(descriptor: int, first: int, last: int, most: int = SAMPLE) -> float:
         return read_rate(descriptor, READERS, first, last - first)
     except RuntimeError as error:
         raise OSError(errno.EIO, str(error)) from None
-
-
-def _open_direct(file: Path) -> int | None:
-    """None where the file system has no such reads."""
-    if sys.platform == "darwin":
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.fcntl(descriptor, _F_NOCACHE, 1)
-        return descriptor
-    try:
-        return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError:
-        return None

@@ -22,10 +22,10 @@ import msgspec
 import torch
 
 from ferrule._native import Matrix
-from ferrule.engine.rank.stream.disk import PAGE, open_fastest
+from ferrule.engine.rank.stream.disk import open_fastest, whole_pages
 from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.errors import EngineError
-from ferrule.files import FileRecord, hold, read_record, write_record
+from ferrule.files import FileRecord, delete_oldest, hold, read_record, write_record
 from ferrule.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class MatrixFile:
         except OSError as error:
             raise self._unusable(error) from None
         self._known[name] = held
-        self._end += -(-held.bytes // PAGE) * PAGE
+        self._end += whole_pages(held.bytes)
 
     def finish(self) -> None:
         """Everything is written. Raises `EngineError`."""
@@ -188,7 +188,7 @@ class MatrixFile:
             stat = self.file.stat()
         except (OSError, msgspec.MsgspecError):
             return False
-        end = max((held.offset + -(-held.bytes // PAGE) * PAGE for held in index.matrices), default=0)
+        end = max((held.offset + whole_pages(held.bytes) for held in index.matrices), default=0)
         if index.version != VERSION or stat.st_size != end:
             return False
         if index.stamp != _stamp(stat) and not self._same(index):
@@ -237,25 +237,12 @@ class MatrixFile:
 def make_room(path: Path, size: int) -> None:
     """Delete what other models have left beside ``path``, the oldest first: until ``size`` bytes fit on the disk, and
     what is left takes no more than the disk has free then. What a rank uses stays."""
-    others: list[tuple[float, int, Path]] = []
-    for other in path.parent.iterdir():
-        with suppress(OSError):
-            if other != path and other.is_dir():
-                used = sum(file.stat().st_size for file in other.iterdir())
-                others.append((other.stat().st_mtime, used, other))
-    total = sum(used for _, used, _ in others)
-    for _, used, other in sorted(others):
+
+    def enough(used: int) -> bool:
         free = shutil.disk_usage(path).free
-        if size <= free and total <= free - size:
-            return
-        with suppress(OSError):
-            lock = os.open(other / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(other)
-                total -= used
-            finally:
-                os.close(lock)
+        return size <= free and used <= free - size
+
+    delete_oldest(path.parent, path, _LOCK, enough)
 
 
 def _matrix(held: Held, dtype: torch.dtype) -> PackedMatrix:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from ferrule.engine.devices import Device
 from ferrule.engine.options import AS_NEEDED, RankOptions
-from ferrule.engine.rank.step.operations import Description
+from ferrule.engine.rank.cache.codes import Codes
+from ferrule.engine.rank.model import Blueprint
+from ferrule.engine.rank.step.load import held_bytes
+from ferrule.engine.rank.step.operations import CacheLayer, Description
 from ferrule.engine.rank.stream.weights import StreamedWeights
-from ferrule.engine.shards.messages import tell_all
+from ferrule.engine.shards.messages import sharing
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
-from ferrule.process import boot_id
 from ferrule.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -21,26 +25,35 @@ log = logging.getLogger(__name__)
 CACHED_TOKENS = 4096
 """For which caches have room where weights take the rest."""
 _SPARE_PART = 1 / 16
-_TELL_TIMEOUT = 300.0
 
 
 def streamed_weights(
-    options: RankOptions, world: Group, device: Device, description: Description, dtype: torch.dtype, held: int
+    options: RankOptions,
+    world: Group,
+    device: Device,
+    description: Description,
+    blueprint: Blueprint,
+    checkpoint: Checkpoint,
 ) -> StreamedWeights | None:
-    """Those of this rank, which would be ``held`` in memory; None where they stay there. All ranks call it. Raises
-    `EngineError`."""
+    """Those of this rank; None where they stay in memory. All ranks call it. Raises `EngineError`."""
     if options.stream_weights is None:
         return None
-    room = options.stream_weights
+    room, held, dtype = options.stream_weights, held_bytes(blueprint, checkpoint), blueprint.dtype
     if room == AS_NEEDED:
-        ranks = tell_all(world, f"{boot_id()} {device.memory_name}", _TELL_TIMEOUT)
-        free = device.memory_free() // ranks.count(ranks[world.rank]) // (options.copies_left + 1)
-        per_token = sum(each.heads * (each.width + each.value_width) for each in description.layers) * dtype.itemsize
+        free = device.memory_free() // sharing(world, device.memory_name) // (options.copies_left + 1)
+        per_token = token_bytes(description.layers, dtype, Codes.of(options.kv_cache))
         room = weights_room(free, per_token * min(options.context, CACHED_TOKENS))
     if held <= room:
         log.info("weights stay in memory: %s of %s", format_bytes(held), format_bytes(room))
         return None
     return StreamedWeights(options, world.rank, description, dtype, held, room)
+
+
+def token_bytes(layers: Sequence[CacheLayer], dtype: torch.dtype, codes: Codes | None) -> int:
+    """Of keys and values of one token."""
+    if codes is None:
+        return sum(each.heads * (each.width + each.value_width) for each in layers) * dtype.itemsize
+    return sum(each.heads * (codes.bytes_of(each.width) + codes.bytes_of(each.value_width)) for each in layers)
 
 
 def weights_room(free: int, cache: int) -> int:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 
 import msgspec
 import torch
@@ -18,7 +19,7 @@ from ferrule._native import WeightFile, WeightPool
 from ferrule.config import environment, model_settings
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.step.operations import Description, Embed, Experts, HeadProduct, Operation, Product, head_part
-from ferrule.engine.rank.stream.disk import PAGE, READERS
+from ferrule.engine.rank.stream.disk import READERS, whole_pages
 from ferrule.engine.rank.stream.matrix_file import MatrixFile
 from ferrule.engine.rank.stream.window import Layers, Pace, Window, least_room, plan_window
 from ferrule.engine.types import StreamUse
@@ -29,8 +30,6 @@ from ferrule.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-FOLDER = "streamed"
-"""In the user's cache, or that of models."""
 _PAUSE = 1e-3
 """Seconds of a step beside its products."""
 _COPIED = 32 << 20
@@ -53,6 +52,11 @@ class LayerParts:
     dense: tuple[Part, ...]
     experts: tuple[tuple[str, ...], ...] = ()
     chosen: int = 0
+
+
+def folder_of(rank: int) -> Path:
+    """Where this rank's files are, in a directory for each model: in the user's cache, or that of models."""
+    return (model_settings(environment()).cache or cache_directory()) / "streamed" / f"rank-{rank}"
 
 
 def layer_parts(description: Description) -> list[LayerParts]:
@@ -109,8 +113,7 @@ class StreamedWeights:
         self._names = {name for parts in by_layer for names in parts for name in names}
         told = (options.identity or options.directory, options.weights, str(dtype), options.plan.stages, rank)
         name = blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()
-        root = (model_settings(environment()).cache or cache_directory()) / FOLDER / f"rank-{rank}"
-        self.file = MatrixFile(root / name, expected)
+        self.file = MatrixFile(folder_of(rank) / name, expected)
         self._pools: list[WeightPool] = []
         self._experts: WeightPool | None = None
         self.read_with: dict[tuple[int, int], PackedMatrix] = {}
@@ -215,7 +218,7 @@ class StreamedWeights:
         return pool
 
     def _bytes(self, names: tuple[str, ...]) -> int:
-        return sum(-(-self.file.extent(name)[1] // PAGE) * PAGE for name in names)
+        return sum(whole_pages(self.file.extent(name)[1]) for name in names)
 
     def use(self) -> StreamUse:
         """Since the start."""
