@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from ferrule.errors import LabError
+from ferrule.errors import GuestError, LabError
 from ferrule.lab.vm.image.cache import default_cache
 from ferrule.lab.vm.image.commands import missing
 from ferrule.lab.vm.image.packages import Archive
@@ -16,12 +17,15 @@ from ferrule.lab.vm.image.sources import base_suite, host_release, host_sources,
 from ferrule.lab.vm.image.tree import Tree, fetch_tree
 from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS, debug_kernel
 from ferrule.lab.vm.kernel.kernel import Kernel, fetch_kernel, module_name
+from ferrule.lab.vm.kernel.kernel_log import stood_still
 from ferrule.lab.vm.kernel.module import FROM_SOURCE, ModuleBuilder
 from ferrule.lab.vm.machine.accel import choose_accelerator
 from ferrule.lab.vm.machine.guest import Guest, Result, write_image
 from ferrule.lab.vm.machine.process import Machine
 from ferrule.lab.vm.machine.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
 from ferrule.lab.vm.machine.running import RunningGuest
+
+log = logging.getLogger(__name__)
 
 _BASE = ("bash", "busybox-static", "iproute2", "kmod")
 
@@ -75,7 +79,18 @@ class VmLab:
         return RunningGuest(machine, guest)
 
     def run(self, guest: Guest, timeout: float) -> Result:
-        """Boot ``guest`` and wait at most ``timeout`` seconds for its result; see `RunningGuest.wait`."""
+        """Boot ``guest`` and wait at most ``timeout`` seconds for its result; see `RunningGuest.wait`. One whose
+        processors `stood_still` is booted once more."""
+        try:
+            return self._run(guest, timeout)
+        except GuestError as error:
+            own = [module_name(module.name) for module in guest.modules if isinstance(module, Path)]
+            if not stood_still(error.console, own):
+                raise
+            log.warning("%s is booted once more, since a processor of it stood still:\n%s", guest.name, error.console)
+        return self._run(guest, timeout)
+
+    def _run(self, guest: Guest, timeout: float) -> Result:
         with self.boot(guest) as running:
             return running.wait(timeout)
 

@@ -20,7 +20,11 @@ _PACKAGE = "qemu-system-x86"
 VFIO_USER_SINCE = (10, 1)
 """The first version of QEMU that has devices which another process serves (vfio-user)."""
 
-_KERNEL_PARAMETERS = "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nokaslr rcupdate.rcu_expedited=1"
+_KERNEL_PARAMETERS = (
+    "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nokaslr rcupdate.rcu_expedited=1"
+    # a guest that stands still for a minute says where each of its processors is, and ends
+    " sysctl.kernel.watchdog_thresh=30 sysctl.kernel.softlockup_panic=1 panic_print=0x40"
+)
 _FIRST_SLOT = 0x10
 """The PCI slot of a guest's first controller; the next ones follow."""
 
