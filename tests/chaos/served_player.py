@@ -111,8 +111,9 @@ class Player:
             return
         await self._until_back(before["recoveries"])
         if strike.fault in LOSSES:
-            self.played.back.append(time.monotonic() - struck)
-            await self._until(lambda: self.load.last_token > struck + 0.1, CALM_SECONDS, "the next token")
+            back = time.monotonic()
+            self.played.back.append(back - struck)
+            await self._until(lambda: self.load.last_token > back, CALM_SECONDS, "the next token")
             self.played.token.append(self.load.last_token - struck)
             await self._kept(strike, ranks, breath)
 

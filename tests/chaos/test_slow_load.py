@@ -98,7 +98,7 @@ def test_the_others_do_not_load_again(tmp_path: Path, request: pytest.FixtureReq
     with slow_disk(tmp_path, round(size / LOAD_SECONDS)) as enter:
         loaded, read, token = asyncio.run(body())
     request.config.get_terminal_writer().line(
-        f"\nloading took {loaded:.1f} s; after kill -9 of one of two ranks its part was read again within {read:.1f} s, and "
+        f"\nloading took {loaded:.1f} s; after kill -9 of one of two ranks its part was read within {read:.1f} s, and "
         f"the next token came {token - read:.2f} s later"
     )
     assert loaded > LOAD_SECONDS * 0.9
