@@ -32,9 +32,10 @@ class Sample:
 
 @dataclass
 class Watched:
-    """``samples``: by the name of a process, from when everything had been asked once."""
+    """``samples``: by the name of a process, from when everything had been asked once. ``ended``: processes that did."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
 
     async def watch(self, served: Served, seconds: float, say: Callable[[str], None]) -> None:
         """For so long. Says each minute how large all are."""
@@ -42,7 +43,12 @@ class Watched:
         begun = told = time.monotonic()
         while (now := time.monotonic()) < begun + seconds:
             for name, process in processes.items():
-                self.samples.setdefault(name, []).append(_sample(process, now - begun))
+                try:
+                    self.samples.setdefault(name, []).append(_sample(process, now - begun))
+                except psutil.NoSuchProcess:
+                    self.ended.append(name)
+            if self.ended:
+                return
             if now > told + 60:
                 told = now
                 sizes = (f"{name} {each[-1].memory >> 20} MiB" for name, each in self.samples.items())
@@ -57,7 +63,7 @@ class Watched:
         return slope * passed, max(NOISE, LEAK * passed / 3600)
 
     def problems(self) -> list[str]:
-        found = []
+        found = [f"{name} has ended: a fault, or a machine that was too busy" for name in self.ended]
         for name, samples in self.samples.items():
             grown, most = self.growth(name)
             if grown > most:

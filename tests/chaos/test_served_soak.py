@@ -25,6 +25,8 @@ CLIENTS = 6
 ROUNDS = 4
 """Answers to each question before memory counts: all blocks are there then, and allocators have what they need."""
 WARM_SECONDS, QUIET_SECONDS = 900.0, 120.0
+BLOCK = 64
+"""Tokens."""
 
 
 async def soak(setup: Setup, folder: Path, seconds: float, say: Callable[[str], None]) -> tuple[Watched, Load]:
@@ -35,7 +37,6 @@ async def soak(setup: Setup, folder: Path, seconds: float, say: Callable[[str], 
         async with httpx.AsyncClient(base_url=served.url, timeout=None) as client:
             load = Load(client, asked, 1)
             running = asyncio.create_task(load.run(CLIENTS))
-            ranks = {f"rank {rank}": process.pid for rank, process in served.ranks().items()}
             try:
                 async with asyncio.timeout(WARM_SECONDS):
                     while load.done < ROUNDS * len(asked):
@@ -47,8 +48,6 @@ async def soak(setup: Setup, folder: Path, seconds: float, say: Callable[[str], 
                 load.over = True
                 await asyncio.wait_for(running, WARM_SECONDS)
             await quiet(client, served, setup)
-            again = {f"rank {rank}": process.pid for rank, process in served.ranks().items()}
-            assert again == ranks, "a rank was lost; is this machine too busy?"
     return watched, load
 
 
@@ -58,8 +57,9 @@ async def quiet(client: httpx.AsyncClient, served: Served, setup: Setup) -> None
     while True:
         health = (await client.get("/health")).json()
         ranks = [blocks_on_disk(served.folder, rank) for rank in range(setup.ranks)]
-        if not health["running"] + health["waiting"] and all(each == ranks[0] for each in ranks):
-            assert len(ranks[0]) == health["prefix_cache"]["stored"] // 64 > 0
+        same = all(each == ranks[0] for each in ranks)
+        if same and len(ranks[0]) == health["prefix_cache"]["stored"] // BLOCK and not health["running"]:
+            assert ranks[0]
             return
         assert time.monotonic() < deadline, f"{health}; blocks on disk: {[len(each) for each in ranks]}"
         await asyncio.sleep(0.1)
