@@ -31,3 +31,9 @@ def test_what_is_read_is_measured(tmp_path: Path) -> None:
     assert found["part"] == pytest.approx(found["tokens_per_s"] * (found["weights"] - found["room"]) / found["disk"])
     assert list((tmp_path / "disk" / "streamed" / "rank-0").glob("*/weights"))
     assert "of what the disk allows" in told.output
+
+
+def test_a_group_leaves_memory_to_the_ranks() -> None:
+    told = CliRunner().invoke(app, ["bench", "streaming", "demo", "--cgroup", "--memory", "1MiB"])
+    assert told.exit_code == 2
+    assert "leave out --memory" in told.output

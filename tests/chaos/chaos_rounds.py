@@ -58,7 +58,7 @@ class Chaos:
     def play(self, arena: Arena, number: int) -> None:
         plan = plan_round(self.seed, number)
         self.faults[plan.fault] = self.faults.get(plan.fault, 0) + 1
-        replay = f"FERRULE_CHAOS_SEED={self.seed} FERRULE_CHAOS_ROUND={number} pytest -m soak tests/chaos"
+        replay = f"FERRULE_CHAOS_SEED={self.seed} FERRULE_CHAOS_ROUND={number} pytest -m soak tests/chaos/test_chaos.py"
         self.violations += [f"{plan}\n  {problem}\n  again: {replay}" for problem in Round(self, arena, plan).play()]
 
     def __str__(self) -> str:

@@ -7,19 +7,23 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
 from ferrule.engine.host.prepare import prepared
+from ferrule.engine.options import AS_NEEDED
 from ferrule.engine.rank.stream.disk import open_fastest, rate
 from ferrule.engine.rank.stream.weights import folder_of
 from ferrule.errors import EngineError
 from ferrule.plan.cost.memory import weight_bytes
+from ferrule.process.memory_group import MemoryGroup
 
 PROMPT = 32
+CONTEXT = 1024
+"""Tokens for which caches have room in a control group."""
 _MOST = 1 << 30
 """Bytes that are read to measure the disk."""
 BAR = 0.7
@@ -30,7 +34,8 @@ BAR = 0.7
 class StreamingBench:
     """Bytes of all ranks, which are on one machine: ``weights``, and those that tokens ``read``. ``room``: for weights
     of each rank, 0: chosen by the ranks. ``disk``: bytes per second, of the ranks' own files, by as many reads at once
-    as they have; ``how``: read so. ``waited``: part of the time in which the driver's rank waited for its disk."""
+    as they have; ``how``: read so. ``waited``: part of the time in which the driver's rank waited for its disk.
+    ``limit``: of the control group of all ranks, 0: they have none; ``peak``: what it had at once."""
 
     model: str
     ranks: int
@@ -41,6 +46,8 @@ class StreamingBench:
     how: str
     tokens_per_s: float
     waited: float
+    limit: int = 0
+    peak: int = 0
 
     @property
     def needed(self) -> float:
@@ -59,24 +66,33 @@ class StreamingBench:
 
 
 async def bench_streaming(
-    options: EngineOptions, folder: Path | None, *, times: float, rounds: int, tokens: int
+    options: EngineOptions, folder: Path | None, *, times: float, rounds: int, tokens: int, limited: bool = False
 ) -> StreamingBench:
     """One stream. ``options.stream_weights``: None for so much that a rank's weights are ``times`` that. ``folder``:
-    whose disk is read. Raises what `ferrule.engine.start` raises, and `EngineError` where everything has room."""
-    with _kept_in(folder):
+    whose disk is read. ``limited``: the ranks choose how much, and the kernel holds them to as much for all that they
+    have (`MemoryGroup`). Raises what `ferrule.engine.start` raises, `EngineError` where everything has room, and
+    `ConfigError` where there can be no group."""
+    with _kept_in(folder), ExitStack() as stack:
         model = await prepared(options)
         by_rank = weight_bytes(model.spec.in_engine, model.plan)
-        if options.stream_weights is None:
+        group = stack.enter_context(MemoryGroup(round(sum(by_rank) / times))) if limited else None
+        if limited:
+            options = replace(options, stream_weights=AS_NEEDED, max_context=max(CONTEXT, PROMPT + tokens))
+            _out_of_page_cache()
+        elif options.stream_weights is None:
             options = replace(options, stream_weights=round(max(by_rank) / times))
-        engine = await start(replace(options, self_test=False, prefix_cache=False))
+        with nullcontext() if group is None else group.inside():
+            engine = await start(replace(options, self_test=False, prefix_cache=False))
         try:
             seconds, read, waited = await _timed(engine, rounds, tokens)
         finally:
             await engine.close()
+        limit, peak = (0, 0) if group is None else (group.limit, group.peak)
         disk, how = await asyncio.to_thread(_disk_of, len(by_rank))
     room, ranks = options.stream_weights or 0, len(by_rank)
     tokens_per_s = 1 / statistics.median(seconds)
-    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, tokens_per_s, waited)
+    measured = disk, how, tokens_per_s, waited
+    return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, *measured, limit, peak)
 
 
 async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[float], float, float]:
@@ -112,6 +128,13 @@ def _disk_of(ranks: int) -> tuple[float, str]:
         os.close(descriptor)
         found.append((max(rates), how))
     return max(found)
+
+
+def _out_of_page_cache() -> None:
+    """What earlier ranks have left there of their files: no group of now would count it."""
+    for file in folder_of(0).parent.glob("*/*/weights"):
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

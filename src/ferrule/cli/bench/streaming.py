@@ -14,11 +14,12 @@ from rich.console import Console
 from ferrule.cli.extras import needs
 from ferrule.cli.flags import PipelineStages, RowsFile, TensorRanks
 from ferrule.cli.output import new_table, write_file
+from ferrule.errors import ConfigError
 from ferrule.units import format_bytes
 
 EXAMPLES = (
     "Examples:\n\nferrule bench streaming\n\nferrule bench streaming DIR --tp 2 --folder /mnt/nvme\n\n"
-    "systemd-run --scope -p MemoryMax=3G -p MemorySwapMax=0 ferrule bench streaming DIR --memory auto"
+    "ferrule bench streaming DIR --cgroup"
 )
 
 
@@ -33,6 +34,9 @@ def streaming(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE|auto", help="Memory for each rank's weights, in the place of --times.")
     ] = None,
+    cgroup: Annotated[
+        bool, typer.Option("--cgroup", help="The kernel holds the ranks to that, with all that they have; as root.")
+    ] = False,
     folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Of the disk that is read.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Answers.")] = 3,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
@@ -47,6 +51,8 @@ def streaming(
     with needs("serve", "bench streaming"):
         from ferrule.bench.random_model import given_or_random
         from ferrule.bench.streaming import BAR, bench_streaming
+    if cgroup and memory is not None:
+        raise ConfigError("--cgroup leaves it to the ranks how much memory weights have: leave out --memory")
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch,
@@ -55,9 +61,13 @@ def streaming(
         directory = given_or_random(model, Path(scratch), status.update, quick=False) if model is None else model
         room = stream_weights_of(memory)
         options = EngineOptions(str(directory), tensor=tp, pipeline=pp, weights=weights, stream_weights=room)
-        found = asyncio.run(bench_streaming(options, folder, times=times, rounds=rounds, tokens=tokens))
+        measuring = bench_streaming(options, folder, times=times, rounds=rounds, tokens=tokens, limited=cgroup)
+        found = asyncio.run(measuring)
     table = new_table("", ">", title=f"{found.model}, {found.ranks} rank{'s' if found.ranks > 1 else ''}")
     table.add_row("weights", format_bytes(found.weights))
+    if found.limit:
+        table.add_row("memory limit of the ranks' control group", format_bytes(found.limit))
+        table.add_row("of this used, page cache included", format_bytes(found.peak))
     table.add_row("of these in memory at most", format_bytes(found.room * found.ranks) if found.room else "as fits")
     table.add_row("without room, and so read for a token at least", format_bytes(round(found.needed)))
     table.add_row("read for a token", format_bytes(round(found.read)))

@@ -1,0 +1,105 @@
+"""A model whose load takes a minute loses a rank: the others do not load again, and once the lost one's part is there
+again the next token is not far."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from served_server import Served
+from slow_disk import forget, obstacle, slow_disk
+
+from ferrule.bench.random_model import RandomModel, save_random_llama
+
+SHAPE = RandomModel("llama-0.1b-random", 512, 2048, 16, 8, 4)
+LOAD_SECONDS = 60.0
+TOKENS, KILLED_AT = 200, 20
+SOON = 2.0
+STANDBY_SECONDS = 180.0
+AGAIN = 0.05
+"""Part of the model that a rank may read to see that it still is the same model."""
+
+
+@dataclass
+class Reading:
+    """``read``: bytes from disk of each rank's process, by its id; ``ended``: when one was last seen to read more."""
+
+    read: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+
+    async def watch(self, served: Served) -> None:
+        while True:
+            for process in served.ranks().values():
+                try:
+                    bytes_read = process.io_counters().read_bytes
+                except psutil.NoSuchProcess:
+                    continue
+                if bytes_read > self.read.get(process.pid, 0):
+                    self.read[process.pid], self.ended[process.pid] = bytes_read, time.monotonic()
+            await asyncio.sleep(0.02)
+
+
+def standby(served: Served) -> int:
+    return sum(child.name() == "ferrule standby" for child in served.server().children(recursive=True))
+
+
+@pytest.mark.soak
+def test_the_others_do_not_load_again(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    model = save_random_llama(tmp_path / SHAPE.name, SHAPE)
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    forget(model)
+    options = {"model": str(model), "tensor": 2, "threads": 1, "standby": True, "self_test": False}
+
+    async def body() -> tuple[float, float, float]:
+        """Seconds of the load, from the death of a rank to the last byte that another one read for it, and to the next
+        token of an answer."""
+        reading, begun = Reading(), time.monotonic()
+        served = Served(tmp_path / "served", options)
+        enter(served.process.pid)
+        with served:
+            loaded = time.monotonic() - begun
+            deadline = time.monotonic() + STANDBY_SECONDS
+            while standby(served) < 2:
+                assert time.monotonic() < deadline, "standby processes are not ready"
+                await asyncio.sleep(0.1)
+            ranks = served.ranks()
+            watching = asyncio.create_task(reading.watch(served))
+            times: list[float] = []
+            struck, before = 0.0, {}
+            asked = {"prompt": [5, 6, 7], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+            async with httpx.AsyncClient(base_url=served.url, timeout=10 * LOAD_SECONDS) as client:
+                async with client.stream("POST", "/v1/completions", json=asked) as response:
+                    async for line in response.aiter_lines():
+                        if line.startswith("data: {"):
+                            times.append(time.monotonic())
+                        if len(times) == KILLED_AT and not struck:
+                            forget(model)
+                            before = {rank: process.io_counters().read_bytes for rank, process in ranks.items()}
+                            struck = time.monotonic()
+                            ranks[1].kill()
+                health = (await client.get("/health")).json()
+            watching.cancel()
+            now = served.ranks()
+            assert len(times) >= TOKENS, "the answer is whole"
+            assert health["last_recovery"]["kept"] == [0]
+            assert now[0].pid == ranks[0].pid
+            assert now[0].io_counters().read_bytes - before[0] < AGAIN * size, "it has read its weights again"
+            assert reading.read[now[1].pid] > size / 4, "the new one has read its part"
+            after = next(each for each in times if each > reading.ended[now[1].pid])
+            return loaded, reading.ended[now[1].pid] - struck, after - struck
+
+    with slow_disk(tmp_path, round(size / LOAD_SECONDS)) as enter:
+        loaded, read, token = asyncio.run(body())
+    request.config.get_terminal_writer().line(
+        f"\nloading took {loaded:.1f} s; after kill -9 of one of two ranks its part was read within {read:.1f} s, and "
+        f"the next token came {token - read:.2f} s later"
+    )
+    assert loaded > LOAD_SECONDS * 0.9
+    assert token - read < SOON
