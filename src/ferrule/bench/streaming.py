@@ -63,7 +63,7 @@ async def bench_streaming(
 ) -> StreamingBench:
     """One stream. ``options.stream_weights``: None for so much that a rank's weights are ``times`` that. ``folder``:
     whose disk is read. Raises what `ferrule.engine.start` raises, and `EngineError` where everything has room."""
-    with _kept_in(folder):
+    with kept_in(folder):
         model = await prepared(options)
         by_rank = weight_bytes(model.spec.in_engine, model.plan)
         if options.stream_weights is None:
@@ -73,7 +73,7 @@ async def bench_streaming(
             seconds, read, waited = await _timed(engine, rounds, tokens)
         finally:
             await engine.close()
-        disk, how = await asyncio.to_thread(_disk_of, len(by_rank))
+        disk, how = await asyncio.to_thread(disk_of, len(by_rank))
     room, ranks = options.stream_weights or 0, len(by_rank)
     tokens_per_s = 1 / statistics.median(seconds)
     return StreamingBench(engine.name, ranks, sum(by_rank), room, read * ranks, disk, how, tokens_per_s, waited)
@@ -101,9 +101,10 @@ async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[fl
     return times, read / (rounds * tokens), waited / passed
 
 
-def _disk_of(ranks: int) -> tuple[float, str]:
-    """Of the file that each rank used last, the fastest: all together are no faster. It is read a second time, as what
-    is streamed is read again and again: drives and hosts of virtual machines have caches of their own."""
+def disk_of(ranks: int) -> tuple[float, str]:
+    """Bytes per second, and how they are read, of the file that each rank used last, the fastest: all together are no
+    faster. It is read a second time, as what is streamed is read again and again: drives and hosts of virtual machines
+    have caches of their own."""
     found = []
     for rank in range(ranks):
         file = max(folder_of(rank).glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
@@ -115,7 +116,7 @@ def _disk_of(ranks: int) -> tuple[float, str]:
 
 
 @contextmanager
-def _kept_in(folder: Path | None) -> Iterator[None]:
+def kept_in(folder: Path | None) -> Iterator[None]:
     """Ranks that are started have their files in ``folder``."""
     before = os.environ.get("FERRULE_MODEL_CACHE")
     if folder is not None:
