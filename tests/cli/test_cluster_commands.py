@@ -1,6 +1,7 @@
 """`ferrule up` and `ferrule leave` where no agent runs."""
 
 import io
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from ferrule.cli.cluster import ray as cluster_ray
 from ferrule.cli.cluster.models import offered
 from ferrule.cli.cluster.tables import hosts_table, models_table
 from ferrule.cli.serving.models_file import Wanted
-from ferrule.cluster.desired import DesiredModel
+from ferrule.cluster.desired import DesiredModel, OfferedModel
 from ferrule.cluster.models import ModelRow
 from ferrule.cluster.reports import ClusterStatus, HostStatus, OfferedState, ReplicaStatus
 from ferrule.errors import ConfigError
@@ -91,8 +92,10 @@ def test_each_replica_of_a_model_has_a_line_with_its_hosts():
 def test_several_models_of_an_address_have_a_row_each():
     first = OfferedState(name="chat", memory=1, pinned=True, state="ready", strategy="single", hosts=("strix-1",))
     second = OfferedState(name="coder", memory=1, state="failed", detail="no file")
+    offered_ones = (OfferedModel(name="chat", model="x", kv_cache="int8"), OfferedModel(name="coder", model="y"))
+    wanted = replace(desired("a" * 32), models=offered_ones, kv_cache="int8")
     row = ModelRow(
-        name="models", wanted=desired("a" * 32), pid=1, state="ready", address="http://127.0.0.1:8420", on="strix-1",
+        name="models", wanted=wanted, pid=1, state="ready", address="http://127.0.0.1:8420", on="strix-1",
         models=(first, second, OfferedState(name="small", memory=1, state="unloaded")),
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=120)
@@ -100,15 +103,26 @@ def test_several_models_of_an_address_have_a_row_each():
         console.print(part)
     lines = console.file.getvalue().splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["model", "models", "chat", "coder", "small"]
-    assert lines[2].split()[1:] == ["pinned", "ready", "single", "on", "strix-1", "-", "0"]
+    assert lines[1].split()[1] == "ready", "each has a cache of its own"
+    assert lines[2].split()[1:] == ["pinned", "int8", "cache", "ready", "single", "on", "strix-1", "-", "0"]
     assert lines[4].split()[1:] == ["unloaded", "-", "-", "-"]
     assert "coder: no file" in lines
+
+
+@pytest.mark.parametrize(("kind", "told"), [("int4", ["m", "int4", "cache", "ready"]), ("auto", ["m", "ready"])])
+def test_the_kind_of_a_models_cache_is_shown_where_it_was_asked_for(kind: str, told: list[str]) -> None:
+    wanted = replace(desired("a" * 32), kv_cache=kind)
+    row = ModelRow(name="m", wanted=wanted, pid=1, state="ready", address="http://[::1]:8420", on="a")
+    console = Console(file=io.StringIO(), width=100)
+    for part in models_table([row]):
+        console.print(part)
+    assert console.file.getvalue().splitlines()[1].split()[: len(told)] == told
 
 
 def test_several_models_are_a_record_of_their_settings(tmp_path):
     path = tmp_path / "coder-30b"
     path.mkdir()
-    wanted = Wanted(str(path), tp=2, aliases=("gpt-*",), adapters=("poet=owner/poet",), pin=True)
+    wanted = Wanted(str(path), tensor=2, aliases=("gpt-*",), adapters=("poet=owner/poet",), pin=True)
     first, second = offered([wanted, Wanted("demo", "small", ttl=9.0)])
     record = desired("a" * 32, models=(first, second), hosts=("strix-1",))
     assert msgspec.json.decode(msgspec.json.encode(record), type=DesiredModel) == record

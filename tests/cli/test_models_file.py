@@ -11,7 +11,7 @@ from ferrule.cli.serving.models_file import Wanted, read_models
 from ferrule.cli.serving.several import refuse_for_several, wanted_models
 from ferrule.errors import ConfigError
 
-COMMON = Wanted("", tp=2, max_context=1024)
+COMMON = Wanted("", tensor=2, max_context=1024)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -28,11 +28,11 @@ def test_a_table_is_a_model_and_options_are_for_what_it_leaves_out(tmp_path: Pat
         'kv_cache = "int8"\n',
     )
     assert wanted_models(["demo"], file, COMMON) == [
-        Wanted("demo", tp=2, max_context=1024),
+        Wanted("demo", tensor=2, max_context=1024),
         Wanted(str(tmp_path), "chat", 2, max_context=1024, aliases=("claude-*", "gpt-*"), ttl=90, preload=True),
         Wanted("acme/big-7b", "acme/big", 1, max_context=4096, pin=True, tool_parser="none", kv_cache="int8"),
     ]
-    assert wanted_models(["demo"], None, Wanted(""))[0].tp == 2  # the embedded model is split to show something
+    assert wanted_models(["demo"], None, Wanted(""))[0].tensor == 2  # the embedded model is split to show something
 
 
 @pytest.mark.parametrize(

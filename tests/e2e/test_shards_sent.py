@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_adapters import adapted, greedy, make_adapter
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import RandomModel, save_random_model
 from ferrule.engine import EngineOptions, Progress, RankInfo, SamplingParams, start
 from ferrule.engine.adapters import identity_of
 from ferrule.engine.options import Adapter
@@ -72,7 +72,7 @@ async def killed(model: Path, lab: Lab) -> None:
 def test_a_part_is_received_once_goes_on_after_a_kill_and_is_mended(
     tmp_path: Path, emulated_hosts: None, record_property: pytest.RecordProperty
 ) -> None:
-    model = save_random_llama(tmp_path / "model", SHAPE)
+    model = save_random_model(tmp_path / "model", SHAPE)
     places = read_layout(model).places()
     with Hosts(tmp_path / "hosts") as lab:
         asyncio.run(killed(model, lab))

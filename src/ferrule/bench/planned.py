@@ -20,18 +20,18 @@ from pathlib import Path
 from ferrule.agent.device import RANK
 from ferrule.bench.bystanders import Bystanders
 from ferrule.bench.engine.contestants import PROMPT, Ferrule, seconds_per_token
-from ferrule.bench.random_model import RandomModel, save_random_llama
-from ferrule.engine import EngineOptions
+from ferrule.bench.splits import ALONE, Cables, Setting, Subject, subjects
+from ferrule.bench.streaming import disk_of, kept_in
 from ferrule.lab import Lab, Shaping, mesh, pair
 from ferrule.model import ModelSpec, read_model
-from ferrule.plan import ClusterSpec, DeviceSpec, PairSpec, Plan, Prediction, Question, Workload, predict
+from ferrule.plan import STREAMED, ClusterSpec, DeviceSpec, PairSpec, Plan, Prediction, Question, Workload, predict
 from ferrule.plan.cluster.profile import emulated_rail
 from ferrule.plan.cost import calibrate, calibrated, record_of
+from ferrule.plan.cost.memory import memory_of
 from ferrule.plan.device.contention import ALL_KEPT, CoresTogether, Kept
 from ferrule.plan.device.measure import measure_device
 from ferrule.process import usable_cores
 
-CONTEXT = 1024
 WARM = 128
 """Tokens of cache that an engine holds when its peak is read."""
 TOKENS = 16
@@ -47,47 +47,19 @@ ROUNDS = 15
 
 
 @dataclass(frozen=True)
-class Cables:
-    """All cables alike: seconds that each adds one way, and bits per second; None: as fast as this machine."""
-
-    delay: float = 0.0
-    rate: float | None = None
-
-
-@dataclass(frozen=True)
-class Setting:
-    tensor: int
-    pipeline: int
-    cables: tuple[Cables, ...]
-
-    @property
-    def ranks(self) -> int:
-        return self.tensor * self.pipeline
-
-
-TWO = (Cables(50e-6), Cables(300e-6), Cables(1e-3), Cables(50e-6, 20e6))
-FOUR = (Cables(50e-6), Cables(1e-3))
-ALONE = Setting(1, 1, (Cables(),))
-SETTINGS = (Setting(2, 1, TWO), Setting(1, 2, TWO), Setting(4, 1, FOUR), Setting(1, 4, FOUR), Setting(2, 2, FOUR))
-
-
-def models(*, quick: bool) -> tuple[RandomModel, ...]:
-    small = RandomModel("llama-60m-random", 512, 1536, 12, 8, 4, 16000)
-    return (RandomModel.tiny(),) if quick else (small, RandomModel.half_billion())
-
-
-@dataclass(frozen=True)
 class PlannedRow:
-    """Milliseconds per token of a single stream, on average over rounds. ``tensor`` and ``pipeline`` 1: the rank that
-    calibrated.
+    """Milliseconds per token of a single stream, on average over rounds. ``split``: as options say it; ``calibrates``:
+    it is that by which all are predicted; ``reads``: from disk with every token.
 
     ``alone_ms``: what the model's single rank took in the same rounds. ``together``: what a core kept of its speed then
     while all computed. ``held_out_ms``: predicted when only single ranks of other models calibrate; None where there
     are none. ``memory_mib`` and ``predicted_memory_mib``: the peak of private memory of the fullest rank."""
 
     model: str
-    tensor: int
-    pipeline: int
+    split: str
+    hosts: int
+    calibrates: bool
+    reads: bool
     cables: Cables
     measured_ms: float
     alone_ms: float
@@ -96,10 +68,6 @@ class PlannedRow:
     held_out_ms: float | None
     memory_mib: float
     predicted_memory_mib: float
-
-    @property
-    def hosts(self) -> int:
-        return self.tensor * self.pipeline
 
     @property
     def measured(self) -> float:
@@ -135,11 +103,13 @@ class Turn:
 @dataclass(frozen=True)
 class Round:
     """Measurements made one right after the other, since a virtual machine's speed changes within seconds: what a core
-    kept of its speed, the single rank of each model, and a split with each kind of cables."""
+    kept of its speed, the single rank of each model, a split with each kind of cables, and bytes per second of the disk
+    that it reads; None: none."""
 
     kept: Kept
     alone: Mapping[Path, Turn]
     split: Mapping[Cables, Turn]
+    disk: float | None = None
 
     def others(self, cables: Cables) -> float:
         """The most that others had of the machine in a turn that counts for the split with ``cables``."""
@@ -173,40 +143,49 @@ class Here:
 def bench_planned(*, quick: bool, rounds: int, say: Callable[[str], None]) -> list[PlannedRow]:
     """Raises `LabError` where there can be no lab."""
     rows: list[PlannedRow] = []
-    with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch:
-        directories = []
-        for shape in models(quick=quick):
-            say(f"making a random {shape.name} model")
-            directories.append(save_random_llama(Path(scratch) / shape.name, shape))
+    with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch, kept_in(Path(scratch)):
+        saved: dict[Path, Subject] = {}
+        for subject in subjects(quick=quick):
+            say(f"making a random {subject.shape.name} model")
+            saved[subject.save(Path(scratch))] = subject
         say("measuring this machine")
         here = Here(measure_device("host", rank=RANK, unit="cpu", threads=1, fresh=True), usable_cores())
-        for directory in directories:
-            found = asyncio.run(race(directory, directories, rounds, 1 if quick else TRIES, say))
+        for directory, subject in saved.items():
+            singles = [each for each, other in saved.items() if other.calibrates or each == directory]
+            found = asyncio.run(race(directory, subject.settings, singles, rounds, 1 if quick else TRIES, say))
             rows += rows_of(directory, found, here)
     return rows
 
 
 async def race(
-    directory: Path, directories: Sequence[Path], rounds: int, tries: int, say: Callable[[str], None]
+    directory: Path,
+    settings: Sequence[Setting],
+    directories: Sequence[Path],
+    rounds: int,
+    tries: int,
+    say: Callable[[str], None],
 ) -> dict[Setting, Split]:
-    """All splits of one model, one after the other, each in turns with the single ranks of all models; and the latter
-    as a split."""
+    """All splits of one model, one after the other, each in turns with the single ranks of the models in
+    ``directories``; and that of its own as a split."""
     found: dict[Setting, Split] = {}
     singles: list[Round] = []
     bystanders = Bystanders()
     async with AsyncExitStack() as stack:
-        together = stack.enter_context(CoresTogether(max(setting.ranks for setting in SETTINGS)))
+        together = stack.enter_context(CoresTogether(max(setting.ranks for setting in settings)))
         alone = {each: await stack.enter_async_context(_engine(each, ALONE)) for each in directories}
         plans = {each: one.plan for each, one in alone.items()}
-        for setting in SETTINGS:
+        for setting in settings:
             made: list[Round] = []
             async with _engine(directory, setting) as split:
                 for number in range(rounds):
-                    say(f"{directory.name}: --tp {setting.tensor} --pp {setting.pipeline}, round {number + 1}")
+                    say(f"{directory.name}: {setting.text}, round {number + 1}")
                     kept = together.measure()
                     single = {each: await one.turn(Cables(), tries, bystanders) for each, one in alone.items()}
                     turns = {cables: await split.turn(cables, tries, bystanders) for cables in setting.cables}
-                    made.append(Round(kept, single, turns))
+                    disk = None
+                    if setting.resident is not None:
+                        disk, _ = await asyncio.to_thread(disk_of, setting.ranks)
+                    made.append(Round(kept, single, turns, disk))
                     singles.append(Round(kept, single, {Cables(): single[directory]}))
                 found[setting] = Split(split.plan, split.peak, plans, made)
         return {ALONE: Split(plans[directory], alone[directory].peak, plans, singles), **found}
@@ -246,16 +225,9 @@ class _Engine:
 
 @asynccontextmanager
 async def _engine(directory: Path, setting: Setting) -> AsyncIterator[_Engine]:
-    options = EngineOptions(
-        str(directory),
-        tensor=setting.tensor,
-        pipeline=setting.pipeline,
-        threads=1,
-        max_context=CONTEXT,
-        self_test=False,
-    )
+    model = read_model(str(directory))
     with Lab(mesh(setting.ranks) if setting.ranks > 1 else pair()) as lab:
-        async with Ferrule(options, lab) as ferrule:
+        async with Ferrule(setting.options(directory, model), lab, setting.plan(model)) as ferrule:
             await ferrule.turn(4)
             yield _Engine(ferrule, lab)
 
@@ -303,6 +275,7 @@ def _row(
     """On average over the quiet rounds: on a machine that is at times half as fast as at others, the median of a few is
     the one or the other."""
     rounds = split.quiet(cables)
+    model = specs[directory]
     own: list[Prediction] = []
     held_out: list[Prediction] = []
     for each in rounds:
@@ -312,11 +285,16 @@ def _row(
                 now = _calibrated(replace(here, kept=each.kept), specs, split.alone, by)
                 cluster = _cluster(now, setting.ranks, cables)
                 plan = split.plan.on([device.name for device in cluster.devices])
-                predictions.append(predict(Question(specs[directory], cluster, _work()), plan))
+                question = Question(model, cluster, _work())
+                if each.disk is not None:
+                    question = _streamed(question, plan, setting.room(model), each.disk)
+                predictions.append(predict(question, plan))
     return PlannedRow(
-        specs[directory].name,
-        setting.tensor,
-        setting.pipeline,
+        model.name,
+        setting.text,
+        setting.ranks,
+        setting == ALONE,
+        setting.resident is not None,
         cables,
         statistics.mean(each.split[cables].seconds for each in rounds) * 1e3,
         statistics.mean(each.alone[directory].seconds for each in rounds) * 1e3,
@@ -326,6 +304,16 @@ def _row(
         split.peak / (1 << 20),
         max(use.total for use in own[0].memory) / (1 << 20),
     )
+
+
+def _streamed(question: Question, plan: Plan, room: int | None, disk: float) -> Question:
+    """On devices that have so little memory that ``room`` bytes are left for weights, and a disk of ``disk`` bytes per
+    second."""
+    devices = tuple(
+        replace(device, memory=use.needed - use.weights + (room or use.weights), disk_read=disk)
+        for device, use in zip(question.cluster.devices, memory_of(question, plan), strict=True)
+    )
+    return replace(question, cluster=replace(question.cluster, devices=devices), runtime=STREAMED)
 
 
 @dataclass(frozen=True)
@@ -351,7 +339,7 @@ def choices(rows: Sequence[PlannedRow]) -> list[Choice]:
     found = []
     for model in dict.fromkeys(row.model for row in rows):
         mine = [row for row in rows if row.model == model]
-        alone = [row for row in mine if row.hosts == 1]
+        alone = [row for row in mine if row.calibrates]
         for hosts, cables in dict.fromkeys((row.hosts, row.cables) for row in mine if row.hosts > 1):
             among = [*alone, *(row for row in mine if (row.hosts, row.cables) == (hosts, cables))]
             chosen = min(among, key=lambda row: row.predicted)

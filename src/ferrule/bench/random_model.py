@@ -11,7 +11,8 @@ from ferrule.model import demo_path
 
 @dataclass(frozen=True)
 class RandomModel:
-    """The shape of a random Llama."""
+    """The shape of a random Llama; with ``experts``, ``chosen`` of them by each token, ``intermediate`` wide, of a
+    mixture of experts (Qwen3)."""
 
     name: str
     hidden: int
@@ -20,6 +21,8 @@ class RandomModel:
     heads: int
     key_value_heads: int
     vocabulary: int = 32000
+    experts: int = 0
+    chosen: int = 0
 
     @classmethod
     def half_billion(cls) -> RandomModel:
@@ -30,6 +33,10 @@ class RandomModel:
     def tiny(cls) -> RandomModel:
         return cls("llama-tiny-random", 128, 256, 4, 8, 4, 4096)
 
+    @classmethod
+    def tiny_mixture(cls) -> RandomModel:
+        return cls("mixture-tiny-random", 128, 64, 4, 8, 4, 4096, experts=8, chosen=2)
+
 
 def given_or_random(model: str | Path | None, folder: Path, say: Callable[[str], None], *, quick: bool) -> Path:
     """The directory of ``model`` ("demo", or a directory); without one that of a random Llama of half a billion
@@ -38,18 +45,25 @@ def given_or_random(model: str | Path | None, folder: Path, say: Callable[[str],
         return demo_path() if model == "demo" else Path(model)
     shape = RandomModel.tiny() if quick else RandomModel.half_billion()
     say(f"making a random {shape.name} model")
-    return save_random_llama(folder / shape.name, shape)
+    return save_random_model(folder / shape.name, shape)
 
 
-def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Path:
-    """Save a bfloat16 Llama of ``shape`` with a tokenizer of its own; returns ``directory``."""
+def save_random_model(directory: Path, shape: RandomModel, seed: int = 0) -> Path:
+    """Save a bfloat16 model of ``shape`` with a tokenizer of its own; returns ``directory``."""
     import torch
     import transformers
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    routed = {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "moe_intermediate_size": shape.intermediate,
+        "head_dim": shape.hidden // shape.heads,
+    }
+    config = (Qwen3MoeConfig if shape.experts else LlamaConfig)(
+        **(routed if shape.experts else {}),
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -63,7 +77,7 @@ def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Pat
         pad_token_id=2,
         dtype="bfloat16",
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(directory)
     save_tokenizer(directory, shape.vocabulary)
     return directory
 

@@ -72,7 +72,7 @@ async def bench_streaming(
     whose disk is read. ``limited``: the ranks choose how much, and the kernel holds them to as much for all that they
     have (`MemoryGroup`). Raises what `ferrule.engine.start` raises, `EngineError` where everything has room, and
     `ConfigError` where there can be no group."""
-    with _kept_in(folder), ExitStack() as stack:
+    with kept_in(folder), ExitStack() as stack:
         model = await prepared(options)
         by_rank = weight_bytes(model.spec.in_engine, model.plan)
         group = stack.enter_context(MemoryGroup(round(sum(by_rank) / times))) if limited else None
@@ -88,7 +88,7 @@ async def bench_streaming(
         finally:
             await engine.close()
         limit, peak = (0, 0) if group is None else (group.limit, group.peak)
-        disk, how = await asyncio.to_thread(_disk_of, len(by_rank))
+        disk, how = await asyncio.to_thread(disk_of, len(by_rank))
     room, ranks = options.stream_weights or 0, len(by_rank)
     tokens_per_s = 1 / statistics.median(seconds)
     measured = disk, how, tokens_per_s, waited
@@ -117,9 +117,10 @@ async def _timed(engine: LocalEngine, rounds: int, tokens: int) -> tuple[list[fl
     return times, read / (rounds * tokens), waited / passed
 
 
-def _disk_of(ranks: int) -> tuple[float, str]:
-    """Of the file that each rank used last, the fastest: all together are no faster. It is read a second time, as what
-    is streamed is read again and again: drives and hosts of virtual machines have caches of their own."""
+def disk_of(ranks: int) -> tuple[float, str]:
+    """Bytes per second, and how they are read, of the file that each rank used last, the fastest: all together are no
+    faster. It is read a second time, as what is streamed is read again and again: drives and hosts of virtual machines
+    have caches of their own."""
     found = []
     for rank in range(ranks):
         file = max(folder_of(rank).glob("*/weights"), key=lambda each: each.parent.stat().st_mtime)
@@ -138,7 +139,7 @@ def _out_of_page_cache() -> None:
 
 
 @contextmanager
-def _kept_in(folder: Path | None) -> Iterator[None]:
+def kept_in(folder: Path | None) -> Iterator[None]:
     """Ranks that are started have their files in ``folder``."""
     before = os.environ.get("FERRULE_MODEL_CACHE")
     if folder is not None:

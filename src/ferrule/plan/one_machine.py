@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ferrule.errors import PlanError
 from ferrule.model.spec import ModelSpec
@@ -42,8 +43,9 @@ def require_room(model: ModelSpec, plan: Plan, devices: Sequence[str], free: Map
             )
 
 
-def rank_memory(model: ModelSpec, plan: Plan, *, context: int) -> tuple[MemoryUse, ...]:
-    """Memory of the ranks of ``plan`` on any machine, with one sequence of ``context`` tokens."""
+def rank_memory(model: ModelSpec, plan: Plan, *, context: int, weights: int | None = None) -> tuple[MemoryUse, ...]:
+    """Memory of the ranks of ``plan`` on any machine, with one sequence of ``context`` tokens. ``weights``: bytes of
+    them that a rank has in memory at most, the others on its disk; None or 0: all."""
     names = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
     devices = [  # speeds do not matter
         DeviceSpec(name, memory=1, memory_bandwidth=1.0, flops={"fp32": 1.0}, runtime_bytes=RANK_BYTES)
@@ -51,7 +53,8 @@ def rank_memory(model: ModelSpec, plan: Plan, *, context: int) -> tuple[MemoryUs
     ]
     tokens = min(context, model.max_context)
     work = Workload(context=tokens, prompt=min(_PROMPT, tokens))
-    return memory_of(Question(model, ClusterSpec(tuple(devices)), work), plan)
+    uses = memory_of(Question(model, ClusterSpec(tuple(devices)), work), plan)
+    return tuple(replace(use, weights=min(use.weights, weights)) for use in uses) if weights else uses
 
 
 def plan_machine(model: ModelSpec, *devices: DeviceSpec, context: int = LEAST_CONTEXT, stream: bool = False) -> Plan:

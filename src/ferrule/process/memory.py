@@ -9,9 +9,11 @@ from pathlib import Path
 import psutil
 
 from ferrule.files import read_number
+from ferrule.process.control_groups import ROOT, groups_of
 
-ROOT = Path("/")
 _STATUS = Path("/proc/self/status")
+_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+"""A group's limit and use, by version."""
 _UNLIMITED = 1 << 60
 """Version 1 of control groups writes a number near 2**63 where there is no limit."""
 
@@ -46,32 +48,11 @@ def memory_free(root: Path = ROOT) -> tuple[int, int]:
 
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of each control group that this process is in, from its own up to the whole."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    groups = root / "sys/fs/cgroup"
-    for line in lines:
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            top, limit_file, used_file = groups, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top, limit_file, used_file = groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        for group in _up(top, path):
-            limit, used = read_number(group / limit_file), read_number(group / used_file)
-            if limit is not None and used is not None and limit < _UNLIMITED:
-                yield limit, max(0, used - _page_cache(group / "memory.stat"))
-
-
-def _up(top: Path, path: str) -> Iterator[Path]:
-    group = top / path.strip("/")
-    # Within a container the path may be the host's, and only the top is there.
-    while group != top:
-        yield group
-        group = group.parent
-    yield top
+    for version, group in groups_of("memory", root):
+        limit_file, used_file = _FILES[version]
+        limit, used = read_number(group / limit_file), read_number(group / used_file)
+        if limit is not None and used is not None and limit < _UNLIMITED:
+            yield limit, max(0, used - _page_cache(group / "memory.stat"))
 
 
 def _page_cache(stat: Path) -> int:

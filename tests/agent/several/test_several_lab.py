@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import RandomModel, save_random_model
 from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.lab import Lab, pair
 from lab_hosts import Hosts, Stream, token_in
@@ -80,7 +80,7 @@ def test_models_share_the_memory_of_all_hosts_and_outlive_a_rank(emulated_hosts:
         assert hosts.models(0) == []
 
         # No rank is on the only host that has the files.
-        model = save_random_llama(tmp_path / "model", RandomModel.tiny())
+        model = save_random_model(tmp_path / "model", RandomModel.tiny())
         hosts.run(0, "serve", str(model), "--hosts", "host1", *quick, timeout=180)
         (row,) = hosts.models(0)
         assert (row.state, row.on, row.hosts) == ("ready", "host0", ("host1",))

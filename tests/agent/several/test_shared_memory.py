@@ -40,6 +40,8 @@ def test_parts_are_the_ranks_memory_and_tell_where_they_lack() -> None:
     uses = rank_memory(model, plan, context=2048)
     parts = parts_of(model, plan, ("a", "a"), ("cpu", "cuda:0"), context=2048, standby=True)
     assert parts[1] == Part("a", "cuda:0", uses[1].total + uses[1].runtime, uses[1].cache)
+    streamed = parts_of(model, plan, ("a", "a"), ("cpu", "cpu"), context=2048, standby=False, weights=GB)
+    assert [uses[0].total - each.total for each in streamed] == [use.weights - GB for use in uses]
     assert lacking(parts, [CPU, replace(CARD, memory=20 * GB)]) == ""
     both = [Part("a", "cpu", 12 * GB, 0), Part("a", "cpu", 12 * GB, 0), Part("c", "cpu", 99 * GB, 0)]
     assert lacking(both, [CPU]) == "cpu of a needs 22.4 GiB and has 18.6 GiB"

@@ -12,7 +12,7 @@ import openai
 import pytest
 from server_process import start_server, wait_until
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import RandomModel, save_random_model
 from ferrule.engine.source import resolve
 from ferrule.engine.spec import read_spec
 from ferrule.plan import make_plan, rank_memory
@@ -37,7 +37,7 @@ def made_an_embedder(model: Path) -> None:
 @pytest.mark.slow
 def test_another_model_takes_the_place_of_the_least_recently_used(tmp_path: Path) -> None:
     names = ("a", "b", "vectors")
-    paths = [save_random_llama(tmp_path / name, RandomModel.tiny(), seed=at) for at, name in enumerate(names)]
+    paths = [save_random_model(tmp_path / name, RandomModel.tiny(), seed=at) for at, name in enumerate(names)]
     made_an_embedder(paths[2])
     demo = resolve("demo")
     limit = sum(needed(path) for path in [*paths, demo]) - 50_000_000  # three of them, not four

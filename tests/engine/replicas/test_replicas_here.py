@@ -80,3 +80,4 @@ def test_copies_on_processors_share_memory_and_are_refused_where_it_is_too_littl
         on_processors(EngineOptions("m"), 4, MODEL, plan)
     assert no.value.needed is not None
     assert no.value.available == 20 * GIB
+    assert len(on_processors(EngineOptions("m", stream_weights=4 * GIB), 4, MODEL, plan)) == 4, "of 6 GiB each has 4"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from saved_tokenizers import OTHERS, PLAIN, TEXTS, bert, byte_level, code_of_its_own, qwen_2, save
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import RandomModel, save_random_model
 from ferrule.engine.tokenizer.by_transformers import read_by_transformers
 from ferrule.engine.tokenizer.files import read_files
 from ferrule.engine.tokenizer.model import ModelTokenizer
@@ -59,7 +59,7 @@ def test_the_embedded_model_has_the_same(directory: Path) -> None:
 
 
 def test_a_random_model_has_the_same(tmp_path: Path) -> None:
-    compare(save_random_llama(tmp_path / "random", RandomModel("random", 8, 8, 1, 2, 1, 400)))
+    compare(save_random_model(tmp_path / "random", RandomModel("random", 8, 8, 1, 2, 1, 400)))
 
 
 def test_a_class_of_the_makers_own_adds_nothing_to_the_file(tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ import httpx
 import pytest
 from fake_engine import FakeEngine, byte_level, demo_spec, tensor_plan
 
-from ferrule.engine import SamplingParams
+from ferrule.engine import EngineOptions, SamplingParams
+from ferrule.engine.host.prepare import PreparedModel
+from ferrule.engine.options import AS_NEEDED
 from ferrule.errors import ConfigError, EngineError, ModelUnavailable
+from ferrule.plan import make_plan, rank_memory
 from ferrule.serve.app import create_app
 from ferrule.serve.keys.record import ApiKey, add_key, digest_of, new_key
 from ferrule.serve.models import Aliases
@@ -200,6 +203,16 @@ def test_what_the_machine_has_free_counts_too() -> None:
     # So that nothing is unloaded in vain.
     assert asyncio.run(Memory(None, lambda: 3).first_out("w", Need(8), held)) is None
     assert Memory(11, lambda: 99).room(need, held) == 0
+
+
+def test_weights_that_stay_on_disk_need_no_memory() -> None:
+    spec = demo_spec()
+    model = PreparedModel(Path("m"), spec, make_plan(spec, tensor=2), TOKENIZER, SamplingParams(), frozenset(), "")
+    whole = Need.of(EngineOptions("m"), model, 64)
+    held = [use.weights for use in rank_memory(spec, model.plan, context=64)]
+    streamed = Need.of(EngineOptions("m", stream_weights=100_000), model, 64)
+    assert whole.total - streamed.total == sum(held) - 2 * 100_000
+    assert Need.of(EngineOptions("m", stream_weights=AS_NEEDED), model, 64) == whole
 
 
 def test_a_model_in_use_is_not_unloaded() -> None:

@@ -205,8 +205,15 @@ class ClusterPlanner:
 
     def _parts(self, placed: Placed, devices: Sequence[str]) -> tuple[Part, ...]:
         assert self._spec is not None
+        options = self._options
         return parts_of(
-            self._spec, placed.plan, placed.hosts, devices, context=self._context, standby=self._options.standby
+            self._spec,
+            placed.plan,
+            placed.hosts,
+            devices,
+            context=self._context,
+            standby=options.standby,
+            weights=options.stream_weights,
         )
 
     @property

@@ -31,10 +31,18 @@ class Part:
 
 
 def parts_of(
-    model: ModelSpec, plan: Plan, hosts: Sequence[str], devices: Sequence[str], *, context: int, standby: bool
+    model: ModelSpec,
+    plan: Plan,
+    hosts: Sequence[str],
+    devices: Sequence[str],
+    *,
+    context: int,
+    standby: bool,
+    weights: int | None = None,
 ) -> tuple[Part, ...]:
-    """Of each rank, with one sequence of ``context`` tokens, and a standby process if there is to be one."""
-    uses = rank_memory(model, plan, context=context)
+    """Of each rank, with one sequence of ``context`` tokens, and a standby process if there is to be one. ``weights``:
+    as in `rank_memory`."""
+    uses = rank_memory(model, plan, context=context, weights=weights)
     return tuple(
         Part(host, device, use.total + (use.runtime if standby else 0), use.cache)
         for host, device, use in zip(hosts, devices, uses, strict=True)

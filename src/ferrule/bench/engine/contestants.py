@@ -19,6 +19,7 @@ from ferrule.engine import EngineOptions, SamplingParams, start
 from ferrule.errors import EngineError
 from ferrule.lab import Lab
 from ferrule.launch import LocalLauncher
+from ferrule.plan import Plan
 
 PROMPT = 64
 """Tokens of the prompt where only decoding is timed."""
@@ -44,13 +45,14 @@ class Contestant(Protocol):
 
 
 class Ferrule:
-    """A Ferrule engine, on this machine or on the hosts of a ``lab``."""
+    """A Ferrule engine, on this machine or on the hosts of a ``lab``; split as the options say, or by a ``plan``."""
 
-    def __init__(self, options: EngineOptions, lab: Lab | None = None) -> None:
-        self.options, self.lab = options, lab
+    def __init__(self, options: EngineOptions, lab: Lab | None = None, plan: Plan | None = None) -> None:
+        self.options, self.lab, self.plan = options, lab, plan
 
     async def __aenter__(self) -> Ferrule:
-        self.engine = await start(self.options, lab=self.lab)
+        plan = self.plan
+        self.engine = await start(self.options, lab=self.lab, choose_plan=None if plan is None else lambda _: plan)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -24,7 +24,7 @@ EXAMPLES = "Examples:\n\nferrule bench plan\n\nferrule bench plan --lab\n\nferru
 
 def plan(
     lab: Annotated[
-        bool, typer.Option("--lab", help="Also against the built-in engine on emulated hosts (as root, half an hour).")
+        bool, typer.Option("--lab", help="Also against the built-in engine on emulated hosts (as root, forty minutes).")
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="With --lab: a tiny model; shows that it runs, no more.")
@@ -94,20 +94,18 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
-    columns = ("!model", ">!tp", ">!pp", "!cables", ">!ms", ">!predicted", ">!error", ">!MiB", ">!predicted")
+    columns = ("!model", "!split", "!cables", ">!ms", ">!predicted", ">!error", ">!MiB", ">!predicted")
     title = "The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank"
     table = new_table(*columns, title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # all of it in 80 columns
     for row in rows:
         rate = "" if row.cables.rate is None else f", {row.cables.rate / 1e6:g} Mb/s"
-        calibrates = row.tensor == row.pipeline == 1
         table.add_row(
             row.model.removesuffix("-random"),
-            str(row.tensor),
-            str(row.pipeline),
-            "(calibrates)" if calibrates else f"{row.cables.delay * 1e6:g} µs{rate}",
+            row.split,
+            "(calibrates)" if row.calibrates else "" if row.hosts == 1 else f"{row.cables.delay * 1e6:g} µs{rate}",
             f"{row.measured_ms:.1f}",
             f"{row.predicted_ms:.1f}",
-            "" if calibrates else f"{row.error:+.0%}",
+            "" if row.calibrates else f"{row.error:+.0%}",
             f"{row.memory_mib:.0f}",
             f"{row.predicted_memory_mib:.0f}",
         )
@@ -116,11 +114,11 @@ def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
         f"While all cores compute, each keeps {min(kept):.2f} to {max(kept):.2f} of its speed (measured beside)"
     )
     console.print(table)
-    errors = [abs(row.error) for row in rows if row.tensor * row.pipeline > 1]
-    held_out = [abs(row.held_out_error) for row in rows if row.hosts > 1 and row.held_out_error is not None]
+    errors = [abs(row.error) for row in rows if not row.calibrates]
+    held_out = [abs(row.held_out_error) for row in rows if not row.calibrates and row.held_out_error is not None]
     if held_out:
         console.print(
-            f"calibrated by the other model alone: mean absolute error {sum(held_out) / len(held_out):.1%}, "
+            f"calibrated by other models alone: mean absolute error {sum(held_out) / len(held_out):.1%}, "
             f"worst {max(held_out):.1%}",
             highlight=False,
         )

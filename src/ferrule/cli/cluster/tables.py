@@ -88,20 +88,27 @@ def _since(seconds: float | None) -> str:
 
 
 def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
-    """A row for each model, of several behind one address one for that before; and what is wrong with those that are
-    not ready."""
+    """A row for each model, of several behind one address one for that before, with the kind of its cache where that
+    was asked for; and what is wrong with those that are not ready."""
     columns = ("!model", "!state", "!address", "!on", "split", "tok/s", "!recoveries")
     table = new_table(*columns, padding=(0, 1, 0, 0), header_style="dim")  # 80 columns
     for row in rows:
-        _add(table, Text(row.name), Text(row.address), Text(row.on), row)
+        several = row.wanted.models if row.wanted is not None else ()
+        caches = {each.name: each.kv_cache for each in several}
+        own = row.wanted.kv_cache if row.wanted is not None and not several else None
+        _add(table, Text(row.name) + _cache(own), Text(row.address), Text(row.on), row)
         for each in row.models:
             pinned = Text(" pinned" if each.pinned else "", style="dim")
-            _add(table, Text(f"  {each.name}") + pinned, Text(), Text(), each)
+            _add(table, Text(f"  {each.name}") + pinned + _cache(caches.get(each.name)), Text(), Text(), each)
     yield table
     for row in rows:
         yield from _troubles(row.name, row)
         for each in row.models:
             yield from _troubles(each.name, each)
+
+
+def _cache(kind: str | None) -> Text:
+    return Text("" if kind in (None, "auto") else f" {kind} cache", style="dim")
 
 
 def _split(row: ServerState | ReplicaStatus) -> str:

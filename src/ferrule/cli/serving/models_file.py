@@ -21,8 +21,8 @@ class Wanted:
 
     model: str
     name: str | None = None
-    tp: int | None = None
-    pp: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
     device: str | None = None
     weights: str | None = None
     dtype: str = "auto"
@@ -36,7 +36,14 @@ class Wanted:
     tool_parser: str = "auto"
     kv_cache: str = "auto"
 
+    @property
+    def split(self) -> bool:
+        """Whether the user said how."""
+        return self.tensor is not None or self.pipeline is not None
 
+
+_FIELDS = {"tp": "tensor", "pp": "pipeline"}
+"""Of `Wanted`, where a key of the file, which is the option's name, is another word."""
 _KEYS: dict[str, type] = {
     "model": str,
     "tp": int,
@@ -73,7 +80,7 @@ def read_models(file: Path, options: Wanted) -> list[Wanted]:
 def _wanted(place: str, name: str, table: Any, options: Wanted) -> Wanted:
     if not isinstance(table, dict) or "model" not in table:
         raise ConfigError(f"{place}: model is missing: a directory, a GGUF file, a hub id, or demo")
-    given = {key: _value(place, key, value) for key, value in table.items()}
+    given: dict[str, Any] = {_FIELDS.get(str(key), str(key)): _value(place, key, value) for key, value in table.items()}
     if "model" in given:
         path = Path(given["model"]).expanduser()
         given["model"] = str(path) if path.exists() else given["model"]

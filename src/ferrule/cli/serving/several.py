@@ -45,10 +45,7 @@ def wanted_models(given: Sequence[str], file: Path | None, common: Wanted) -> li
     for each in found:
         check_parser(each.tool_parser)
         parse_adapters(each.adapters)
-    return [
-        replace(each, tp=DEMO_RANKS) if each.model == DEMO and each.tp is None and each.pp is None else each
-        for each in found
-    ]
+    return [replace(each, tensor=DEMO_RANKS) if each.model == DEMO and not each.split else each for each in found]
 
 
 def run_several(
@@ -97,8 +94,8 @@ async def offer_of(console: Console, wanted: Wanted, common: CommonOptions) -> O
 
     options = EngineOptions(
         wanted.model,
-        wanted.tp or 1,
-        wanted.pp or 1,
+        wanted.tensor or 1,
+        wanted.pipeline or 1,
         wanted.dtype,
         wanted.max_context,
         wanted.name,
@@ -110,8 +107,7 @@ async def offer_of(console: Console, wanted: Wanted, common: CommonOptions) -> O
         prefix_tokens=wanted.max_context or CONTEXT,
         **common,
     )
-    split = wanted.tp is not None or wanted.pp is not None
-    place = placing(console, options, lambda: None, split=split, demo=wanted.model == DEMO)
+    place = placing(console, options, lambda: None, split=wanted.split, demo=wanted.model == DEMO)
 
     async def load() -> Engine:
         planner = LocalPlanner(standby=options.standby, choice=place.devices)

@@ -23,7 +23,8 @@ from ferrule.process.memory import memory_free
 def on_processors(options: EngineOptions, count: int, model: ModelSpec, plan: Plan) -> list[ReplicaPlace]:
     """Places of ``count`` replicas of ``plan``, which share this machine's cores and memory. Raises `PlanError` (with
     ``needed`` and ``available``) where that is too little for all of them."""
-    needed = count * sum(use.total for use in rank_memory(model, plan, context=LEAST_CONTEXT))
+    uses = rank_memory(model, plan, context=LEAST_CONTEXT, weights=options.stream_weights)
+    needed = count * sum(use.total for use in uses)
     free, _ = memory_free()
     if needed > free:
         raise PlanError(

@@ -12,6 +12,7 @@ from ferrule.fabric.join.mesh import STREAMS, Live, Mesh, epoch_number
 from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.routing.algorithms import Strategy
 from ferrule.fabric.transports.protocol import PeerConnections, Session
+from ferrule.process.control_groups import processor_quota
 
 _SPIN_US = 40.0
 _YIELD_US = 20_000.0
@@ -57,9 +58,11 @@ def build(
     crowded = oversubscribed([host.cpus for host in hosts if host.kernel == hosts[rank].kernel])
     if crowded:
         notes.append("more ranks than cores on this machine: waiting yields at once")
-    spin_us = mesh.spin_us
-    if spin_us is None:
-        spin_us = 0.0 if crowded else _SPIN_US
+    quota, beside = processor_quota(), sum(host.host == hosts[rank].host for host in hosts)
+    rationed = quota is not None and quota < beside
+    if rationed:
+        notes.append(f"the control group has {quota:g} of a core's time for {beside} ranks: waiting sleeps at once")
+    spin_us, yield_us = awake(mesh.spin_us, crowded=crowded, rationed=rationed)
     collectives, messages = [
         [None if other == rank else carriers[other].channel(stream, ends[other]) for other in range(size)]
         for stream in range(len(STREAMS))
@@ -73,7 +76,7 @@ def build(
         None if memory is None else memory.segment,
         [] if memory is None else list(memory.local_index),
         spin_us,
-        _YIELD_US,
+        yield_us,
         strategy.native_decisions(),
         list(strategy.tree),
         list(strategy.ring),
@@ -82,3 +85,14 @@ def build(
     )
     info = GroupInfo(rank, size, tuple(peers), tuple(notes), strategy)
     return Joined(Live(native, members, rank, pending), info)
+
+
+def awake(asked_us: float | None, *, crowded: bool, rationed: bool) -> tuple[float, float]:
+    """Microseconds for which a rank that waits spins, and then yields, before it sleeps. ``asked_us``: of spinning, as
+    the user said; 0: it sleeps at once. ``crowded``: more ranks than cores. ``rationed``: by a control group that has
+    less than a core for each rank: time awake is then taken from computing."""
+    if asked_us == 0.0 or (asked_us is None and rationed):
+        return 0.0, 0.0
+    if asked_us is None:
+        asked_us = 0.0 if crowded else _SPIN_US
+    return asked_us, _YIELD_US

@@ -32,8 +32,9 @@ class Need(NamedTuple):
 
     @classmethod
     def of(cls, options: EngineOptions, model: PreparedModel, context: int) -> Need:
-        """By the planner's prediction, with one sequence of ``context`` tokens."""
-        uses = rank_memory(model.spec, model.plan, context=context)
+        """By the planner's prediction, with one sequence of ``context`` tokens. Where weights are streamed as needed,
+        all of them count: how many stay on disk is not known before they are loaded."""
+        uses = rank_memory(model.spec, model.plan, context=context, weights=options.stream_weights)
         waiting = sum(use.runtime for use in uses) if options.standby else 0
         cache = sum(use.cache for use in uses)
         return cls(sum(use.total for use in uses) + waiting, cache, options.device == CPU)
