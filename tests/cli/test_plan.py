@@ -209,6 +209,18 @@ def test_quantised_keys_and_values_leave_room_for_more_context(tmp_path: Path) -
     assert "6 layers, keys and values in int4" in run("demo", *model[1:], "--kv-cache", "int4").output
 
 
+def test_a_draft_model_takes_memory(tmp_path: Path) -> None:
+    model = ("llama-3.1-8b", "--cluster", desk(tmp_path, "64 GiB"), "--draft", "llama-3.2-3b")
+    found = json.loads(run(*model, "--json").output)
+    draft = read_model("llama-3.2-3b")
+    assert found["model"]["draft_bytes"] == draft.bytes
+    (use,) = found["alone"]["memory"]
+    assert use["weights"] == read_model("llama-3.1-8b").in_engine.bytes + draft.in_engine.bytes
+    assert "draft model llama-3.2-3b of 6.0 GiB" in run(*model).output
+    told = run(*model, "--runtime", "mlx")
+    assert (told.exit_code, "--draft is of the built-in engine" in told.output) == (2, True)
+
+
 def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
     """EmbeddingGemma, by what its maker published."""
     fields = {

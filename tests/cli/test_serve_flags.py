@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from ferrule.cli.main import app
 from ferrule.cli.serving.options import prefix_disk_of, stream_weights_of
 from ferrule.cluster.desired import DesiredModel
 from ferrule.engine import EngineOptions
-from ferrule.engine.speculation import GUESSED, parse_speculation
+from ferrule.engine.speculation import GUESSED, Speculate, parse_speculation
 from ferrule.errors import ConfigError
 
 
@@ -33,12 +34,23 @@ def test_weights_are_streamed_where_the_user_says_so() -> None:
 
 
 def test_the_most_tokens_that_are_guessed_may_be_said() -> None:
-    assert [parse_speculation(text) for text in ("off", "ngram", "ngram:3")] == [0, GUESSED, 3]
-    for text in ("", "on", "ngram:", "ngram:0", "ngram:33", "ngram:x", "off:2"):
-        with pytest.raises(ConfigError, match="none of off, ngram and ngram:K"):
+    assert [parse_speculation(text).most for text in ("off", "ngram", "ngram:3")] == [0, GUESSED, 3]
+    ngrams, drafts = ("ngram:", "ngram:0", "ngram:33", "ngram:x"), ("draft", "draft:3", "draft=", "draft=a:0")
+    for text in ("", "on", "off:2", *ngrams, *drafts):
+        with pytest.raises(ConfigError, match="none of off, ngram"):
             parse_speculation(text)
     with pytest.raises(ConfigError, match="from 1 to 32"):
         EngineOptions("demo", speculate="ngram:99")
+
+
+def test_a_draft_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_speculation("draft=owner/name") == Speculate("draft", GUESSED, "owner/name")
+    (tmp_path / "small:er").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = parse_speculation("draft=small:er:5")
+    assert found == Speculate("draft", 5, str(tmp_path / "small:er"))
+    monkeypatch.chdir("/")
+    assert parse_speculation(found.text) == found
 
 
 def test_a_cluster_passes_speculation_on() -> None:

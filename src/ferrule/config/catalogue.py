@@ -47,7 +47,7 @@ SETTINGS: Final = (
     Setting("serve.prefix_cache_disk", "FERRULE_PREFIX_CACHE_DISK", (int, str), "off", "and on disk, as 8GiB"),
     Setting("serve.inter_token_limit", "FERRULE_INTER_TOKEN_LIMIT", (str,), "auto", "a step beside prompts, as 2x"),
     Setting("serve.max_queue_time", "FERRULE_MAX_QUEUE_TIME", _DURATION, "10 min", "for which requests wait, or off"),
-    Setting("serve.speculate", "FERRULE_SPECULATE", (str,), "off", "guess tokens of answers: ngram, ngram:K or off"),
+    Setting("serve.speculate", "FERRULE_SPECULATE", (str,), "off", "guess tokens: ngram[:K], draft=MODEL[:K] or off"),
     Setting("serve.kv_cache", "FERRULE_KV_CACHE", (str,), "auto", "how keys and values are kept: auto, int8, int4"),
     Setting("serve.stream_weights", "FERRULE_STREAM_WEIGHTS", (int, str), "off", "weights in memory: 24GiB, auto"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),

@@ -56,6 +56,17 @@ class Adapter:
         return f"{self.name}={self.path}"
 
 
+@dataclass(frozen=True)
+class Draft:
+    """The model that guesses tokens for another one: ``directory``, ``identity`` and ``plan`` are as of `RankOptions`.
+    The plan is of one rank. ``context``: the most tokens of a sequence that it takes."""
+
+    directory: str
+    identity: str
+    plan: Plan
+    context: int
+
+
 def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
     """Of texts ``NAME=PATH``. Raises `ConfigError`."""
     found: dict[str, Adapter] = {}
@@ -185,7 +196,7 @@ class RankOptions(SharedOptions):
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``adapters``: with their directories and identities. ``speculate``: tokens of
-    a sequence that are guessed at once, at most."""
+    a sequence that are guessed at once, at most; by the model ``draft``, or where that is None by n-grams."""
 
     directory: str
     dtype: str
@@ -199,6 +210,7 @@ class RankOptions(SharedOptions):
     meet_seconds: float = MEET_TIMEOUT
     adapters: tuple[Adapter, ...] = ()
     speculate: int = 0
+    draft: Draft | None = None
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -1,23 +1,49 @@
-"""Speculation as users ask for it: how many tokens of an answer are guessed and computed together."""
+"""Speculation as users ask for it: who guesses tokens of an answer, and how many that are computed together."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from ferrule.errors import ConfigError
 
 GUESSED, MOST_GUESSED = 8, 32
-"""Tokens that ``--speculate ngram`` guesses at once at most, and those that may be asked for."""
+"""Tokens that are guessed at once at most, and those that may be asked for."""
 
 
-def parse_speculation(text: str) -> int:
-    """How many tokens are guessed at once at most: of ``ngram:K``, ``ngram``, or ``off`` (0). Raises `ConfigError`."""
-    method, _, count = text.partition(":")
+@dataclass(frozen=True)
+class Speculate:
+    """``method``: what guesses. ``most``: how many tokens of a sequence at once, at most. ``draft``: of the method of
+    this name, the model: a directory, a GGUF file or a hub id."""
+
+    method: Literal["off", "ngram", "draft"] = "off"
+    most: int = 0
+    draft: str = ""
+
+    @property
+    def text(self) -> str:
+        """As `parse_speculation` takes it, from any working directory."""
+        if self.method == "off":
+            return "off"
+        return f"{self.method}{f'={self.draft}' if self.draft else ''}:{self.most}"
+
+
+def parse_speculation(text: str) -> Speculate:
+    """Of ``ngram``, ``ngram:K``, ``draft=MODEL``, ``draft=MODEL:K`` or ``off``. Raises `ConfigError`."""
     if text == "off":
-        return 0
-    if text == "ngram":
-        return GUESSED
-    if method == "ngram" and count.isdecimal() and 1 <= int(count) <= MOST_GUESSED:
-        return int(count)
+        return Speculate()
+    given, colon, count = text.rpartition(":")
+    if not colon or not count.isdecimal():
+        given, count = text, str(GUESSED)
+    method, _, model = given.partition("=")
+    if 1 <= int(count) <= MOST_GUESSED:
+        if given == "ngram":
+            return Speculate("ngram", int(count))
+        if method == "draft" and model:
+            here = Path(model).expanduser()
+            return Speculate("draft", int(count), str(here.absolute()) if here.exists() else model)
     raise ConfigError(
-        f"--speculate {text!r} is none of off, ngram and ngram:K, where K is how many tokens are guessed at once at "
-        f"most, from 1 to {MOST_GUESSED}"
+        f"--speculate {text!r} is none of off, ngram[:K] and draft=MODEL[:K], where K is how many tokens are guessed "
+        f"at once at most, from 1 to {MOST_GUESSED}"
     )

@@ -32,6 +32,7 @@ class ModelSpec:
     ``vision``: the part that sees, held whole by every rank of the first stage.
     ``known_family``: False where cache and arithmetic are a guess, as of full attention.
     ``encoder``: it makes vectors only, of texts that it takes whole.
+    ``draft``: a small model that guesses tokens for it, held whole by the driver.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ModelSpec:
     streams: int = 1
     vision: Weights = field(default_factory=Weights)
     encoder: bool = False
+    draft: ModelSpec | None = None
 
     @property
     def layers(self) -> int:
@@ -97,6 +99,7 @@ class ModelSpec:
             head=self.head.in_engine,
             final=self.final.in_engine,
             vision=self.vision.in_engine,
+            draft=None if self.draft is None else self.draft.in_engine,
         )
 
     @cached_property

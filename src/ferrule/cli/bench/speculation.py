@@ -18,7 +18,8 @@ from ferrule.units import parse_seconds
 EXAMPLES = (
     "Examples:\n\nferrule bench speculation demo --tp 2\n\n"
     "ferrule bench speculation demo --tp 2 --delay 300us --json result.json\n\n"
-    "ferrule bench speculation ~/models/Qwen3-8B --pp 2 --speculate ngram:16"
+    "ferrule bench speculation ~/models/Qwen3-8B --pp 2 --speculate ngram:16\n\n"
+    "ferrule bench speculation ~/models/Qwen3-32B --tp 2 --speculate draft=~/models/Qwen3-0.6B"
 )
 
 
@@ -29,7 +30,7 @@ def speculation(
     dtype: Annotated[str, typer.Option("--dtype", help="As for ferrule serve.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per rank.")] = None,
     speculate: Annotated[
-        str, typer.Option("--speculate", metavar="ngram[:K]", help="What is compared with none.")
+        str, typer.Option("--speculate", metavar="ngram[:K]|draft=MODEL[:K]", help="What is compared with none.")
     ] = "ngram",
     delay: Annotated[
         str | None,
@@ -47,7 +48,7 @@ def speculation(
     with needs("serve", "bench speculation"):
         from ferrule.bench.speculation import bench_speculation
     if speculate == "off":
-        raise ConfigError("--speculate off is what the other is compared with: say ngram, or ngram:K")
+        raise ConfigError("--speculate off is what the other is compared with: say ngram[:K] or draft=MODEL[:K]")
     options = EngineOptions(model, tp, pp, dtype, threads=threads, self_test=False, speculate=speculate)
     seconds = None if delay is None else parse_seconds(delay)
     console = Console()

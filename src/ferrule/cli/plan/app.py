@@ -80,6 +80,10 @@ def plan(
         Literal["auto", "int8", "int4"],
         typer.Option("--kv-cache", help="As if served with this `--kv-cache`: keys and values quantised."),
     ] = "auto",
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="As if served with `--speculate draft=MODEL`: memory for that one, too."),
+    ] = None,
     runtime: Annotated[
         str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
     ] = "ferrule",
@@ -133,7 +137,7 @@ def plan(
     asked = (
         None
         if model is None
-        else asked_of(model, weights, runtime, (context, prompt, concurrency, kwh_price), kv_cache)
+        else asked_of(model, weights, runtime, (context, prompt, concurrency, kwh_price), kv_cache, draft)
     )
     if explain_step and asked is not None:
         from ferrule.cli.plan.step import check_engine

@@ -46,10 +46,15 @@ class Asked:
 
 
 def asked_of(
-    name: str, weights: str | None, engine: str, work: tuple[int, int, int, float | None], kv_cache: str = "auto"
+    name: str,
+    weights: str | None,
+    engine: str,
+    work: tuple[int, int, int, float | None],
+    kv_cache: str = "auto",
+    draft: str | None = None,
 ) -> Asked:
-    """Read model ``name``. ``work``: context, prompt, concurrency and the price of a kWh. Raises `ConfigError` for
-    flags that cannot be, and what `read_model` raises."""
+    """Read model ``name``. ``work``: context, prompt, concurrency and the price of a kWh. ``draft``: a model that is to
+    guess for it. Raises `ConfigError` for flags that cannot be, and what `read_model` raises."""
     from ferrule.errors import FerruleError
     from ferrule.model import kept_in, read_model
     from ferrule.model.storage import PLAIN
@@ -60,16 +65,19 @@ def asked_of(
         raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
     if kv_cache != "auto" and runtime is not BUILT_IN_ENGINE:
         raise ConfigError(f"--kv-cache is of the built-in engine, and --runtime is {engine}: leave one of them out")
+    if draft is not None and runtime is not BUILT_IN_ENGINE:
+        raise ConfigError(f"--draft is of the built-in engine, and --runtime is {engine}: leave one of them out")
     context, prompt, concurrency, kwh_price = work
     if prompt > context:
         raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
-    model = kept_in(read_model(name, weights=weights), kv_cache)
+    drafts = None if draft is None else read_model(draft)
+    model = replace(kept_in(read_model(name, weights=weights), kv_cache), draft=drafts)
     lighter = []
     for stored in _FORMATS[engine]:
         try:
             flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
             description = f"{stored} (--weights {stored})" if flag else stored
-            lighter.append((description, kept_in(read_model(name, weights=stored), kv_cache)))
+            lighter.append((description, replace(kept_in(read_model(name, weights=stored), kv_cache), draft=drafts)))
         except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
             break
     lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelJson(ModelFacts):
-    """``model``: by what it is told from another, and how it was counted."""
+    """``model``: by what it is told from another, and how it was counted. ``draft_bytes``: weights of the model that is
+    to guess for it; 0: there is none."""
 
     parameters: int
     active_parameters: int
@@ -42,6 +43,7 @@ class ModelJson(ModelFacts):
     max_context: int
     state_bytes: float
     cache_bits: int
+    draft_bytes: int
     notes: tuple[str, ...]
     known_family: bool
     encoder: bool
@@ -167,6 +169,7 @@ class QuestionJson(msgspec.Struct, frozen=True):
                 max_context=model.max_context,
                 state_bytes=model.state_bytes(question.runtime.cache_of(model)),
                 cache_bits=model.cache_bits,
+                draft_bytes=0 if model.draft is None else model.draft.bytes,
                 notes=model.notes,
                 known_family=model.known_family,
                 encoder=model.encoder,

@@ -54,6 +54,7 @@ def header(question: Question) -> Text:
     kept = f", {format_bytes(round(state))} of state per sequence" if model.recurrent else ""
     kept += f", keys and values in int{model.cache_bits}" if model.cache_bits else ""
     kept += ", embeddings only" if model.encoder else ""
+    kept += f", draft model {model.draft.name} of {format_bytes(model.draft.bytes)}" if model.draft else ""
     text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers{kept}\n")
     text += Text(
         f"{machines} machine{'s' * (machines > 1)}{among}, engine {question.runtime.name}, best {question.objective}, "

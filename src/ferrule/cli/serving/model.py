@@ -113,9 +113,10 @@ Speculate = Annotated[
     typer.Option(
         "--speculate",
         envvar="FERRULE_SPECULATE",
-        metavar="ngram[:K]|off",
-        help="Guess up to K tokens (8) from what the text so far has said, and compute them in one step: the same "
-        "answers, sooner where they repeat themselves or the prompt.",
+        metavar="ngram[:K]|draft=MODEL[:K]|off",
+        help="Guess up to K tokens (8) and compute them in one step: the same answers, sooner. ngram: from what the "
+        "text so far has said, for answers that repeat themselves or the prompt; draft: by a small MODEL of the same "
+        "tokens.",
     ),
 ]
 

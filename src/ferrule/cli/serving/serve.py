@@ -245,13 +245,12 @@ def serve(
         "prefix_cache": prefix_cache,
         "prefix_disk": prefix_disk_of(prefix_cache_disk),
         "inter_token_limit": inter_token_limit,
-        "speculate": speculate,
+        "speculate": parse_speculation(speculate).text,
         "stream_weights": stream_weights_of(stream_weights),
         "standby": standby,
         "encrypt": encrypt,
     }
     parse_inter_token_limit(inter_token_limit)
-    parse_speculation(speculate)
     max_queue_seconds = parse_queue_time(max_queue_time)
     chosen = several[0].model if several else choose(given[0] if given else None, demo=demo)
     adapters = adapters_of(adapter)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.adapters import counted, find
+from ferrule.engine.draft import find_draft
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.images.families import Told
 from ferrule.engine.images.prompts import told_of
-from ferrule.engine.options import Adapter, EngineOptions, RankOptions
+from ferrule.engine.options import Adapter, Draft, EngineOptions, RankOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.engine.source import DEMO, HEAD, called, resolve
 from ferrule.engine.spec import read_spec
@@ -40,7 +41,8 @@ DEMO_NAME = "ferrule-demo"
 class PreparedModel:
     """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json. ``identity``: by which
     the hosts of the ranks tell this model from others. ``adapters``: with the directories of their files. ``dense``:
-    what vectors go through after pooling. ``images``: how it takes them; None: it takes text only."""
+    what vectors go through after pooling. ``images``: how it takes them; None: it takes text only. ``draft``: the model
+    that guesses tokens for it."""
 
     directory: Path
     spec: ModelSpec
@@ -53,6 +55,7 @@ class PreparedModel:
     embedding: Embedding = field(default_factory=Embedding)
     images: Told | None = None
     dense: tuple[Dense, ...] = ()
+    draft: Draft | None = None
 
     @property
     def longest(self) -> int:
@@ -84,6 +87,10 @@ def prepare(
     tokenizer.check_vocabulary(spec.vocab_size)
     if tokenizer.warning is not None:
         _log.warning("%s", tokenizer.warning)
+    draft = None
+    if asked := parse_speculation(options.speculate).draft:
+        drafts, draft = find_draft(asked, options, spec, tokenizer)
+        spec = replace(spec, draft=drafts)
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
     embedding = Embedding()
@@ -101,7 +108,9 @@ def prepare(
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else options.plan(spec)
     ends |= tokenizer.end_tokens
-    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense)
+    return PreparedModel(
+        directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense, draft
+    )
 
 
 def name_of(options: EngineOptions, directory: Path) -> str:
@@ -122,7 +131,8 @@ def rank_options(options: EngineOptions, model: PreparedModel) -> RankOptions:
         end_tokens=tuple(sorted(model.end_tokens)),
         identity=model.identity,
         adapters=model.adapters,
-        speculate=parse_speculation(options.speculate),
+        speculate=parse_speculation(options.speculate).most,
+        draft=model.draft,
         **options.shared(),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -35,9 +36,36 @@ class Trial:
     copies: bool = False
 
 
-def warm_up(runner: Runner) -> Trial:
-    """Run a trial sequence; all ranks call it. Raises `ModelError` where the model cannot be run in batches,
-    `EngineError` where no memory is left for caches."""
+@dataclass(frozen=True)
+class DraftTrial:
+    """Trial of a draft model. ``seconds``: of a token. ``token_bytes``: of the cache, for each; ``captured_bytes``:
+    that captured steps may take."""
+
+    seconds: float
+    token_bytes: int
+    captured_bytes: int
+
+
+def try_draft(runner: Runner) -> DraftTrial:
+    """Run a sequence through a draft model. Raises `EngineError` where it cannot take back what a wrong guess left."""
+    runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
+    seconds = min(_seconds(runner, Batch((Span(0, WARM_UP + i, 1, True),), (0,))) for i in range(2))
+    size, reason = runner.cache_bytes_per_token(0), runner.unshared(0)
+    if reason is not None:
+        raise EngineError(
+            f"--speculate: the draft model {Path(runner.options.directory).name} has {reason}, which cannot take back "
+            "what a wrong guess left; take another one, or ngram"
+        )
+    runner.run(Batch(released=(0,)))
+    free = runner.device.memory_free()
+    captured = max(0, free - runner.cache_memory()) if runner.captured_room() else 0
+    return DraftTrial(seconds, size, captured)
+
+
+def warm_up(runner: Runner, draft: DraftTrial | None = None) -> Trial:
+    """Run a trial sequence; all ranks call it. ``draft``: of the model that this rank has beside, for as many tokens.
+
+    Raises `ModelError` where the model cannot be run in batches, `EngineError` where no memory is left for caches."""
     runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
     seconds = min(_seconds(runner, Batch((Span(0, WARM_UP + i, 1, True),), (0,))) for i in range(2))
     per_token, state = max(1, runner.cache_bytes_per_token(0)), runner.state_bytes(0)
@@ -48,6 +76,8 @@ def warm_up(runner: Runner) -> Trial:
         runner.run(Batch(released=(0,)))
     world = runner.world
     free = runner.cache_memory() / sharing(world, runner.device.memory_name)
+    if draft is not None:
+        per_token, free = per_token + draft.token_bytes, free - draft.captured_bytes
     copies, left = runner.options.copies, runner.options.copies_left
     free = (free - left * private_bytes()) / copies  # those to come will hold what this one holds
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)

@@ -27,13 +27,14 @@ from ferrule.engine.rank.batch import Kind, receive
 from ferrule.engine.rank.cache.shared import open_index, read_blocks
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse, devices_of_all
+from ferrule.engine.rank.draft.load import draft_model, obtain_draft, open_draft
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.encoder.trial import try_encoder
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
 from ferrule.engine.rank.vision.incoming import Incoming
 from ferrule.engine.rank.vision.sights import seeing_of
-from ferrule.engine.rank.warm_up import warm_up
+from ferrule.engine.rank.warm_up import try_draft, warm_up
 from ferrule.engine.selftest.check import check, expected
 from ferrule.engine.shards.adapters import obtain_adapters
 from ferrule.engine.shards.obtain import obtain
@@ -69,9 +70,11 @@ def main(arguments: list[str], line: Lifeline) -> int:
 
 @dataclass
 class Part:
-    """What a rank has loaded, once all were ready; it outlives the group of the ranks. ``info``: as it told it then."""
+    """What a rank has loaded, once all were ready; it outlives the group of the ranks. ``draft``: what runs the draft
+    model, if it is the driver's. ``info``: as it told it then."""
 
     runner: Runner | None = None
+    draft: Runner | None = None
     info: RankInfo | None = None
 
     @property
@@ -144,18 +147,22 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     options = replace(options, adapters=obtain_adapters(world, options.adapters))
     config = read_config(obtained.directory)
     vocabulary = config.vocab_size
+    drafts = obtain_draft(world, options, on_progress)
     reference = expected(world, options, obtained, vocabulary, on_progress)
     options = replace(options, directory=str(obtained.directory))
+    late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
+    watched = partial(control.within, REJOIN_SECONDS, late)
+    draft = open_draft(world, options, drafts, part.draft, on_progress, watched)
+    tried = None if draft is None else try_draft(draft)
     if part.runner is None:
         runner = make_runner(options, world, on_progress)
     else:
         runner = part.runner
-        late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
-        rejoin(runner, options, world, partial(control.within, REJOIN_SECONDS, late))
+        rejoin(runner, options, world, watched)
         world = runner.world
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
-    trial = try_encoder(runner, vocabulary) if isinstance(runner, EncoderRunner) else warm_up(runner)
+    trial = try_encoder(runner, vocabulary) if isinstance(runner, EncoderRunner) else warm_up(runner, tried)
     if reference is not None:
         check(runner, reference, vocabulary, trial.cache_tokens, on_progress)
     peak = max(peak, private_bytes())
@@ -164,7 +171,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
         pid=os.getpid(),
         host=socket.gethostname(),
         device=runner.device_title,
-        weight_bytes=runner.weight_bytes,
+        weight_bytes=runner.weight_bytes + (0 if draft is None else draft.weight_bytes),
         base_bytes=base,
         peak_bytes=peak,
         transports=transports(world),
@@ -175,11 +182,14 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     )
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
-    use.starting, part.runner, part.info = False, runner, info
+    use.starting, part.runner, part.draft, part.info = False, runner, draft, info
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
         incoming = Incoming(seeing_of(obtained.directory))
-        Driver(options, runner, control, trial, vocabulary, short_context(config), prefixes, incoming).loop()
+        guesses = None
+        if draft is not None and tried is not None:
+            guesses = draft_model(draft, tried, vocabulary, trial)
+        Driver(options, runner, control, trial, vocabulary, short_context(config), prefixes, incoming, guesses).loop()
     else:
         follow(runner)
 

@@ -34,6 +34,9 @@ class _Codec:
         found: int | None = self.inner.convert_tokens_to_ids(token)
         return found
 
+    def vocabulary(self) -> dict[str, int]:
+        return {token: number for token, number in self.inner.get_vocab().items() if number < self.size}
+
 
 def read_by_transformers(directory: Path) -> Parts:
     """Raises `ModelError` where there is none. Imports transformers and torch: a few seconds, and 200 MiB."""

@@ -22,6 +22,10 @@ class Codec(Protocol):
         """None for what is no token."""
         ...
 
+    def vocabulary(self) -> dict[str, int]:
+        """Ids of the tokens of the vocabulary, without those that were added to it."""
+        ...
+
 
 class FastCodec:
     """`Codec` by the tokenizers library. Texts are neither cut nor filled up, whatever ``inner`` was saved with."""
@@ -43,6 +47,9 @@ class FastCodec:
     def id_of(self, token: str) -> int | None:
         found: int | None = self.inner.token_to_id(token)
         return found
+
+    def vocabulary(self) -> dict[str, int]:
+        return dict(self.inner.get_vocab(with_added_tokens=False))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ from ferrule.plan.question import Question
 def memory_of(question: Question, plan: Plan) -> tuple[MemoryUse, ...]:
     """By rank."""
     return tuple(
-        _use(question, question.cluster.by_name[name], stage, share, weights)
-        for (stage, name, share), weights in zip(_ranks(plan), weight_bytes(question.held, plan), strict=True)
+        _use(question, question.cluster.by_name[name], stage, share, weights, drafts=rank == plan.driver)
+        for rank, ((stage, name, share), weights) in enumerate(
+            zip(_ranks(plan), weight_bytes(question.held, plan), strict=True)
+        )
     )
 
 
@@ -28,18 +30,24 @@ def _ranks(plan: Plan) -> Iterator[tuple[Stage, str, Share]]:
 
 
 def weight_bytes(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
-    """Bytes of weights by rank: as they are stored, or of `ModelSpec.in_engine` as the built-in engine holds them."""
+    """Bytes of weights by rank: as they are stored, or of `ModelSpec.in_engine` as the built-in engine holds them. The
+    driver's are with those of a model that drafts."""
+    draft = 0 if model.draft is None else model.draft.bytes
     return tuple(
         model.rank_bytes(
             share, vocabulary_of(model, stage, share), first_layer=stage.first_layer, last_layer=stage.last_layer
         )
-        for stage, _, share in _ranks(plan)
+        + draft * (rank == plan.driver)
+        for rank, (stage, _, share) in enumerate(_ranks(plan))
     )
 
 
-def _use(question: Question, device: DeviceSpec, stage: Stage, share: Share, weights: int) -> MemoryUse:
+def _use(
+    question: Question, device: DeviceSpec, stage: Stage, share: Share, weights: int, *, drafts: bool
+) -> MemoryUse:
     work = question.work
     keys, state = cache_bytes(question, stage, share, work.context), state_bytes(question, stage)
+    keys += draft_bytes(question, work.context) * drafts
     cache = (keys + state) * work.concurrency
     activations = activation_bytes(question, stage, share)
     room = question.runtime.cache_room(question.model, work.context, work.concurrency)
@@ -60,6 +68,12 @@ def cache_bytes(question: Question, stage: Stage, share: Share, tokens: int) -> 
     """Of the keys and values of one sequence of ``tokens`` tokens."""
     policy = question.runtime.cache_of(question.model)
     return sum(layer.cache_bytes(tokens, policy, share) * count for layer, count in _kinds(question.model, stage))
+
+
+def draft_bytes(question: Question, tokens: int) -> float:
+    """Of the keys and values that a model which drafts keeps of one sequence, on the driver."""
+    draft = question.model.draft
+    return 0.0 if draft is None else draft.cache_bytes(tokens, question.runtime.cache_of(draft))
 
 
 def state_bytes(question: Question, stage: Stage) -> float:
@@ -108,9 +122,13 @@ def largest_context(question: Question, plan: Plan) -> int:
         return all(
             use.total
             - use.cache
-            + round(cache_bytes(question, stage, share, tokens) * room.keys + state_bytes(question, stage) * room.state)
+            + round(
+                (cache_bytes(question, stage, share, tokens) + draft_bytes(question, tokens) * (rank == plan.driver))
+                * room.keys
+                + state_bytes(question, stage) * room.state
+            )
             <= use.room
-            for use, (stage, _, share) in zip(uses, _ranks(plan), strict=True)
+            for rank, (use, (stage, _, share)) in enumerate(zip(uses, _ranks(plan), strict=True))
         )
 
     if not fits(1):

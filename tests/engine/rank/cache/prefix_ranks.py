@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -16,14 +16,17 @@ from test_parity import plan_for
 
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.messages import Add, Cancel
-from ferrule.engine.options import Adapter, RankOptions
+from ferrule.engine.options import Adapter, Draft, RankOptions
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.cache.shared import open_index
+from ferrule.engine.rank.draft.load import draft_model, open_draft
+from ferrule.engine.rank.draft.model import DraftModel
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
-from ferrule.engine.rank.warm_up import Trial, warm_up
+from ferrule.engine.rank.warm_up import Trial, try_draft, warm_up
 from ferrule.engine.rank.worker import follow
+from ferrule.engine.spec import read_spec
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
@@ -89,16 +92,24 @@ def answers(
     adapters: tuple[Adapter, ...] = (),
     batch_tokens: int = 64,
     short: int | None = None,
+    draft: Path | None = None,
     **options: Any,
 ) -> Answers:
     """What ranks say to ``turns``, each of which comes when the requests of the one before have ended. Cancellations
-    come five steps after what is before them in their turn. ``plan``: in the place of an even ``split``."""
+    come five steps after what is before them in their turn. ``plan``: in the place of an even ``split``. ``draft``: the
+    model that guesses."""
     plan = plan or plan_for(directory, *split)
-    given = RankOptions(str(directory), "float32", plan, 1, CONTEXT, 4, batch_tokens, (), adapters=adapters, **options)
+    drafts = None if draft is None else Draft(str(draft), "", plan_for(draft, 1, 1), read_spec(draft).max_context)
+    given = RankOptions(
+        str(directory), "float32", plan, 1, CONTEXT, 4, batch_tokens, (), adapters=adapters, draft=drafts, **options
+    )
 
     def body(world: Group, stage: Group) -> Answers | None:
+        mine = drafts if world.rank == plan.driver else None
+        small = open_draft(world, given, mine, None, lambda _: None, nullcontext)
+        tried = None if small is None else try_draft(small)
         one: Any = runner(given, world, stage, device())
-        trial = warm_up(one)
+        trial = warm_up(one, tried)
         shared = one.shared if trial.unshared is None else None
         prefixes = open_index(world, given, shared, one.dtype, copies=trial.copies)
         try:
@@ -107,9 +118,12 @@ def answers(
                     follow(one)
                 return None
             trial = replace(trial, cache_tokens=cache_tokens or trial.cache_tokens)
-            return _drive(given, one, trial, turns, short, prefixes)
+            guesses = None if small is None or tried is None else draft_model(small, tried, VOCABULARY, trial)
+            return _drive(given, one, trial, turns, short, prefixes, guesses)
         finally:
             world.close()
+            if small is not None:
+                small.world.close()
             if shared is not None:
                 shared.close()
 
@@ -118,10 +132,16 @@ def answers(
 
 
 def _drive(
-    options: RankOptions, runner: Any, trial: Trial, turns: Sequence[Turn], short: int | None, prefixes: Any
+    options: RankOptions,
+    runner: Any,
+    trial: Trial,
+    turns: Sequence[Turn],
+    short: int | None,
+    prefixes: Any,
+    draft: DraftModel | None,
 ) -> Answers:
     control = ScriptedControl()
-    driver = Driver(options, runner, cast(Any, control), trial, VOCABULARY, short, prefixes)
+    driver = Driver(options, runner, cast(Any, control), trial, VOCABULARY, short, prefixes, draft=draft)
     computed = 0
     run = runner.run
 

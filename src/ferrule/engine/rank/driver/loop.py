@@ -27,6 +27,8 @@ from ferrule.engine.rank.batch import Batch, Kind, announce
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
 from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.draft.model import DraftModel
+from ferrule.engine.rank.driver.drafting import Drafting
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
@@ -67,6 +69,7 @@ class Driver:
         short_context: int | None = None,
         prefixes: PrefixIndex | None = None,
         incoming: Incoming | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
@@ -85,7 +88,12 @@ class Driver:
         ends = frozenset(options.end_tokens)
         pace = Pace(parse_inter_token_limit(options.inter_token_limit), trial.step_seconds, trial.ridge)
         guesses = options.speculate and trial.unshared is None and not limits.whole
-        self.speculation = Speculation(options.speculate, ends, limits) if guesses else None
+        self.speculation: Speculation | None = None
+        if guesses and draft is not None:
+            seconds = trial.step_seconds
+            self.speculation = Drafting(options.speculate, ends, limits, draft=draft, step_seconds=seconds)
+        elif guesses:
+            self.speculation = Speculation(options.speculate, ends, limits)
         self.scheduler = Scheduler(limits, ends, self.prefixes, pace, speculation=self.speculation)
         self.grammars = Grammars(vocabulary, options.end_tokens)
         self.skips = not runner.captured_room()  # a captured step of one token is cheaper than any other
@@ -118,6 +126,8 @@ class Driver:
                 if self.under_way:
                     break
                 self._read()
+            if self.speculation is not None:
+                self.speculation.look_ahead(self.scheduler.running, self.scheduler.pace)
             batch = self.scheduler.next_batch()
             if batch is None:
                 break
@@ -311,8 +321,8 @@ class Driver:
         begin, self.since = self.since, time.perf_counter()
         if batch.spans:
             self.scheduler.pace.took(self.since - begin, answers, tokens)
-        if self.speculation is not None and not tokens:
-            self.speculation.cost.took(len(batch.tokens), self.since - begin)
+        if self.speculation is not None:
+            self.speculation.took(len(batch.tokens), self.since - begin, prompts=tokens > 0)
 
     def _report_load(self) -> None:
         """Say how many sequences run and wait, when that has changed."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ferrule.engine.rank.driver.guesses import TRIED
 from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.sequence import Sequence
 
 SELDOM = 8
@@ -57,6 +58,11 @@ class StepCost:
         self.relative = max(_LEAST, slope / max(base, slope / _MOST)) if slope > 0 else _LEAST
 
     @property
+    def base(self) -> float:
+        """Seconds of a step of none; 0.0 before any was measured."""
+        return self._seconds / (1 + self.relative * self.tokens)
+
+    @property
     def alike(self) -> bool:
         """Whether steps had too much the same number of tokens to tell."""
         return self._squares < _ALIKE
@@ -89,27 +95,47 @@ class Speculation:
         missing = sequence.guesses.missed >= SELDOM and len(sequence.tokens) % SELDOM != 0
         return missing or not self.active(sequence)
 
+    def look_ahead(self, running: Collection[Sequence], pace: Pace) -> None:
+        """The next batch is to be made, of those that are ``running``: for n-grams there is nothing to be done."""
+
     def drafts(self, sequence: Sequence, most: int, answers: int) -> tuple[int, ...]:
         """Guesses, at most so many, for a step that brings the last token of ``sequence`` and those of so many
         ``answers``: none that could be the last one of its answer, or makes it a long one."""
+        count = self.worth(sequence, most, answers)
+        return self.drafted_of(sequence, sequence.guesses.lookup.guess(sequence.tokens, count)) if count else ()
+
+    def worth(self, sequence: Sequence, most: int, answers: int) -> int:
+        """How many, of ``most``, are worth their time: as of `drafts`."""
         if sequence.remaining != 1 or sequence.embedded or not self.active(sequence):
-            return ()
+            return 0
         most = min(most, self.limits.before_end(sequence))
         if most < 1:
-            return ()
-        count = sequence.guesses.worth(self.cost.price(answers), self.most)
+            return 0
+        count = sequence.guesses.worth(self.price(answers), self.most)
         if not count:
             if sequence.guesses.steps >= TRIED:
                 sequence.guesses.stop(len(sequence.tokens))
-                return ()
+                return 0
             count = 1
         if self.cost.alike and self.cost.tokens >= answers * count:
             count = -(-count // 2)  # so that steps differ
-        found = sequence.guesses.lookup.guess(sequence.tokens, min(count, most))
+        return min(count, most)
+
+    def price(self, answers: int) -> float:
+        """As of `StepCost`."""
+        return self.cost.price(answers)
+
+    def drafted_of(self, sequence: Sequence, found: tuple[int, ...]) -> tuple[int, ...]:
+        """What is computed of the guesses that were ``found``."""
         sequence.guesses.missed = 0 if found else sequence.guesses.missed + 1
         stops = sequence.params.stop_token_ids
         end = next((place for place, token in enumerate(found) if token in self.ends or token in stops), len(found))
         return found[:end]
+
+    def took(self, tokens: int, seconds: float, *, prompts: bool) -> None:
+        """A step of so many tokens came ``seconds`` after the one before; ``prompts``: with some of these."""
+        if not prompts:
+            self.cost.took(tokens, seconds)
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """The first ``accepted`` of so many guesses came true."""

@@ -13,7 +13,7 @@ import numpy as np
 from ferrule.errors import PlanError
 from ferrule.model.layer import WHOLE, LayerSpec, Share
 from ferrule.plan.cost.exchange import Exchange
-from ferrule.plan.cost.memory import activation_bytes, vocabulary_of
+from ferrule.plan.cost.memory import activation_bytes, draft_bytes, vocabulary_of
 from ferrule.plan.cost.messages import announcement, entry_seconds, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Loads, Pass, StageCost
 from ferrule.plan.cut import DeviceMemory, Floats, StageTable
@@ -151,7 +151,8 @@ class StageCosts:
             layer.cache_bytes(work.context, policy, share) * room.keys + layer.state_bytes(policy) * room.state
             for layer in self._kinds
         ]
-        return replace(none, by_layer=(weights + cache)[self._kind_of])
+        drafted = draft_bytes(self.question, work.context) * room.keys
+        return replace(none, by_layer=(weights + cache)[self._kind_of], last=none.last + drafted)
 
     @remembered
     def _without_context(self, share: Share, vocabulary: float) -> tuple[Floats, DeviceMemory]:
@@ -160,13 +161,14 @@ class StageCosts:
         part = Stage(("",), 0, len(self._kinds))
         inner, whole = (activation_bytes(each, part, share) for each in (self._inner, self._short))
         head = float(model.head.held(vocabulary))
+        draft = 0.0 if model.draft is None else float(model.draft.bytes)  # as if every rank of the last stage had it
         weights: Floats = np.array([float(layer.held_bytes(share)) for layer in self._kinds])
         beside = DeviceMemory(
             room=0.0,
             by_layer=weights,
             always=inner + 2.0,  # 2: rounding
             first=float(model.embedding.held(vocabulary) + model.vision.held(1.0)),
-            last=head + model.final.held(1.0) + whole - inner,
+            last=head + model.final.held(1.0) + whole - inner + draft,
             tied=head if model.tied else 0.0,
         )
         return weights, beside
