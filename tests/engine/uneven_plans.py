@@ -19,12 +19,15 @@ def alone(*experts: float) -> tuple[Share, ...]:
     return tuple(Share(experts=each / sum(experts)) for each in experts)
 
 
-def plan_of(spec: ModelSpec, *stages: tuple[Share, ...], experts: bool = False) -> Plan:
-    """Stages of these shares and, of all layers, about as many each."""
+def plan_of(spec: ModelSpec, *stages: tuple[Share, ...], experts: bool = False, exchange: bool = False) -> Plan:
+    """Stages of these shares and, of all layers, about as many each. ``exchange``: with shared experts whole."""
     made, at, rank = [], 0, 0
     for number, shares in enumerate(stages):
         end = spec.layers * (number + 1) // len(stages)
         names = tuple(f"rank-{rank + place}" for place in range(len(shares)))
-        made.append(Stage(names, at, end, shares, experts and len(shares) > 1))
+        wide = len(shares) > 1
+        if exchange:
+            shares = tuple(share._replace(shared=1.0) for share in shares)
+        made.append(Stage(names, at, end, shares, experts and wide, exchange and wide))
         at, rank = end, rank + len(shares)
     return Plan(tuple(made))

@@ -12,6 +12,7 @@
 #include "step/experts.h"
 #include "step/operations.h"
 #include "step/step.h"
+#include "step/tokens.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -159,6 +160,17 @@ class PyProgram {
     operation->bias = std::move(bias);
     program_.add(std::move(operation));
   }
+  void reduce_scatter(std::size_t reg) {
+    auto operation = std::make_unique<ReduceScatter>();
+    operation->reg = reg;
+    program_.add(std::move(operation));
+  }
+  void all_gather(std::size_t reg, bool exact) {
+    auto operation = std::make_unique<AllGather>();
+    operation->reg = reg;
+    operation->exact = exact;
+    program_.add(std::move(operation));
+  }
   void scale(std::size_t reg, float factor, float softcap) {
     auto operation = std::make_unique<Scale>();
     operation->reg = reg;
@@ -197,10 +209,17 @@ class PyProgram {
   // `matrices` and `biases`: of each expert those of gate and up together, then those of down; biases may be empty.
   void experts(const ViewGiven& x, std::size_t logits, std::size_t to, std::size_t total, std::size_t chosen,
                int scoring, bool normalize, float factor, Floats choice_bias, std::size_t groups,
-               std::size_t chosen_groups, std::size_t group_best, std::size_t first, std::size_t inner, int kind,
-               bool interleaved, const std::vector<PyMatrix*>& matrices, const std::vector<Floats>& biases) {
+               std::size_t chosen_groups, std::size_t group_best, std::size_t first, int sharing,
+               const std::vector<std::size_t>& bounds, std::size_t inner, int kind, bool interleaved,
+               const std::vector<PyMatrix*>& matrices, const std::vector<Floats>& biases) {
     if (matrices.size() % 2 != 0 || (!biases.empty() && biases.size() != matrices.size())) {
       throw std::invalid_argument("an expert has two matrices, and two biases or none");
+    }
+    const auto ranks = static_cast<std::size_t>(machine_.group_size);
+    const bool exchanged = static_cast<Sharing>(sharing) != Sharing::masked;
+    if (exchanged && (bounds.size() != ranks + 1 || bounds.back() != total || first != bounds[own_rank()] ||
+                      first + matrices.size() / 2 != bounds[own_rank() + 1])) {
+      throw std::invalid_argument("experts go to the ranks that have them: bounds say of each which it has");
     }
     auto operation = std::make_unique<Experts>();
     operation->x = view(x);
@@ -216,6 +235,8 @@ class PyProgram {
     operation->chosen_groups = chosen_groups;
     operation->group_best = group_best;
     operation->first = first;
+    operation->sharing = static_cast<Sharing>(sharing);
+    operation->bounds = bounds;
     operation->inner = inner;
     operation->kind = static_cast<Activation>(kind);
     operation->interleaved = interleaved;
@@ -296,6 +317,7 @@ class PyProgram {
     if (matrix.place().pool == nullptr) throw std::invalid_argument("a matrix that is in memory");
     return matrix.place();
   }
+  std::size_t own_rank() const { return static_cast<std::size_t>(machine_.group_rank); }
   // `to` stays where it is as long as the program.
   void hold(PackedMatrix& to, PyMatrix& matrix) {
     held_.push_back(nb::cast(&matrix));
@@ -333,14 +355,16 @@ void bind_programs(nb::module_& module) {
            "softcap"_a, "window"_a, "sinks"_a)
       .def("gate", &PyProgram::gate, "gate"_a, "up"_a, "gated"_a, "to"_a, "width"_a, "kind"_a)
       .def("reduce", &PyProgram::reduce, "source"_a, "to"_a, "add"_a, "shared"_a, "factor"_a, "bias"_a)
+      .def("reduce_scatter", &PyProgram::reduce_scatter, "register"_a)
+      .def("all_gather", &PyProgram::all_gather, "register"_a, "exact"_a)
       .def("scale", &PyProgram::scale, "register"_a, "factor"_a, "softcap"_a)
       .def("select", &PyProgram::select, "source"_a, "to"_a)
       .def("gather", &PyProgram::gather, "source"_a, "to"_a, "widths"_a)
       .def("enter", &PyProgram::enter, "matrix"_a)
       .def("leave", &PyProgram::leave, "matrix"_a)
       .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,
-           "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "inner"_a, "kind"_a,
-           "interleaved"_a, "matrices"_a, "biases"_a)
+           "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "sharing"_a,
+           "bounds"_a, "inner"_a, "kind"_a, "interleaved"_a, "matrices"_a, "biases"_a)
       .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout_seconds"_a, "length"_a,
            "adapters"_a)
       .def("address", &PyProgram::address, "register"_a)

@@ -28,7 +28,7 @@ std::vector<std::size_t> largest(const std::vector<float>& x, std::size_t n) {
 
 }  // namespace
 
-void Experts::choose(const float* logits_of, std::vector<Choice>& best) {
+void Experts::choose(const float* logits_of, Choice* best) {
   scores_.assign(logits_of, logits_of + total);
   if (scoring == Scoring::softmax) softmax(scores_.data(), total);
   if (scoring == Scoring::sigmoid) {
@@ -52,56 +52,75 @@ void Experts::choose(const float* logits_of, std::vector<Choice>& best) {
       std::fill_n(by.begin() + static_cast<std::ptrdiff_t>(g * size), size, -std::numeric_limits<float>::infinity());
     }
   }
-  best.clear();
   float sum = 0;
-  for (const std::size_t each : largest(by, chosen)) {
-    best.push_back({each, scores_[each]});
+  std::vector<float> weights;
+  const std::vector<std::size_t> found = largest(by, chosen);
+  for (const std::size_t each : found) {
+    weights.push_back(scores_[each]);
     sum += scores_[each];
   }
   if (scoring == Scoring::softmax_of_chosen) {
-    std::vector<float> weights;
-    for (const Choice& each : best) weights.push_back(each.weight);
     softmax(weights.data(), weights.size());
-    for (std::size_t i = 0; i < best.size(); ++i) best[i].weight = weights[i];
   } else if (normalize) {
-    for (Choice& each : best) each.weight /= sum + 1e-20F;
+    for (float& each : weights) each /= sum + 1e-20F;
   }
-  for (Choice& each : best) each.weight *= factor;
+  for (std::size_t i = 0; i < chosen; ++i) best[i] = {static_cast<std::uint32_t>(found[i]), weights[i] * factor};
+}
+
+void Experts::Computed::clear() {
+  numbers.clear();
+  from.clear();
+  to.clear();
+}
+
+void Experts::Computed::add(std::size_t number, const float* read, float* written) {
+  numbers.push_back(number);
+  from.push_back(read);
+  to.push_back(written);
 }
 
 void Experts::run(Step& step) {
-  std::vector<std::vector<std::size_t>> rows(experts.size());
+  choices_.resize(step.count * chosen);
+  for (std::size_t i = 0; i < step.count; ++i) choose(step.at(logits).row(i), choices_.data() + i * chosen);
+  if (sharing != Sharing::masked) return exchange(step);
+  const Rows out = step.at(to);
+  std::memset(out.data, 0, step.count * out.width * sizeof(float));
+  computed_.clear();
+  for (std::size_t i = 0; i < step.count; ++i) computed_.add(i, at(step, x, i), out.row(i));
+  compute(step);
+}
+
+// Add what the experts that are here make of the rows.
+void Experts::compute(Step& step) {
+  std::vector<std::vector<std::size_t>> places(experts.size());
   std::vector<std::vector<float>> weights(experts.size());
-  std::vector<Choice> best;
-  for (std::size_t i = 0; i < step.count; ++i) {
-    choose(step.at(logits).row(i), best);
-    for (const Choice& each : best) {
+  for (std::size_t place = 0; place < computed_.numbers.size(); ++place) {
+    for (std::size_t i = 0; i < chosen; ++i) {
+      const Choice& each = choices_[computed_.numbers[place] * chosen + i];
       if (each.expert < first || each.expert >= first + experts.size()) continue;
-      rows[each.expert - first].push_back(i);
+      places[each.expert - first].push_back(place);
       weights[each.expert - first].push_back(each.weight);
     }
   }
-  Register& out = step.at(to);
-  std::memset(out.numbers.data(), 0, step.count * out.width * sizeof(float));
   if (pool != nullptr) {  // read what is missing while computing with what is there
     needed_.clear();
     for (std::size_t e = 0; e < experts.size(); ++e) {
-      if (!rows[e].empty()) needed_.push_back(parts[e]);
+      if (!places[e].empty()) needed_.push_back(parts[e]);
     }
     pool->expect(needed_);
   }
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    if (rows[e].empty()) continue;
+    if (places[e].empty()) continue;
     if (pool != nullptr) pool->enter(parts[e], step.timeout_seconds);
-    run_expert(step, experts[e], rows[e], weights[e]);
+    run_expert(step, experts[e], places[e], weights[e]);
   }
   if (pool != nullptr) pool->leave();
 }
 
-void Experts::run_expert(Step& step, const Expert& expert, const std::vector<std::size_t>& rows,
+void Experts::run_expert(Step& step, const Expert& expert, const std::vector<std::size_t>& places,
                          const std::vector<float>& weights) {
   Machine& machine = step.machine;
-  const std::size_t count = rows.size();
+  const std::size_t count = places.size();
   const std::size_t width = step.at(x.reg).width - x.offset;
   const std::size_t both = expert.gate_up.layout.blocks() * kBlockRows;
   const std::size_t results = expert.down.layout.blocks() * kBlockRows;
@@ -110,7 +129,7 @@ void Experts::run_expert(Step& step, const Expert& expert, const std::vector<std
   gated_.resize(count * inner);
   result_.resize(count * results);
   for (std::size_t i = 0; i < count; ++i) {
-    std::memcpy(given_.data() + i * width, at(step, x, rows[i]), width * sizeof(float));
+    std::memcpy(given_.data() + i * width, computed_.from[places[i]], width * sizeof(float));
   }
   const Factor gate_up{expert.gate_up, gate_up_.data(), both};
   machine.multiplier.multiply({&gate_up, 1}, given_.data(), count, width, machine.precision);
@@ -135,7 +154,7 @@ void Experts::run_expert(Step& step, const Expert& expert, const std::vector<std
   for (std::size_t i = 0; i < count; ++i) {
     float* const row = result_.data() + i * results;
     if (!expert.down_bias.empty()) machine.kernels.add(row, expert.down_bias.data(), expert.down_bias.size(), 1);
-    machine.kernels.add(step.at(to).row(rows[i]), row, expert.down.layout.rows, weights[i]);
+    machine.kernels.add(computed_.to[places[i]], row, expert.down.layout.rows, weights[i]);
   }
 }
 

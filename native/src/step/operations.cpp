@@ -10,7 +10,7 @@
 namespace ferrule {
 
 void Embed::run(Step& step) {
-  Register& out = step.at(to);
+  const Rows out = step.at(to);
   const auto rows = static_cast<std::int64_t>(table.layout.rows);
   each_row(step, [&](std::size_t i) {
     float* const row = out.row(i);
@@ -23,7 +23,7 @@ void Embed::run(Step& step) {
     }
   });
   if (shared && step.machine.group_size > 1) {
-    step.all_reduce(out.numbers.data(), step.count * out.width, Element::f32);
+    step.all_reduce(out.data, step.count * out.width, Element::f32);
   }
 }
 
@@ -40,11 +40,11 @@ void Norm::run(Step& step) {
 }
 
 void Product::run(Step& step) {
-  Register& out = step.at(to);
+  const Rows out = step.at(to);
   Factor factors[4];
   std::size_t row = 0;
   for (std::size_t i = 0; i < matrices.size(); ++i) {
-    factors[i] = {matrices[i], out.numbers.data() + row, out.width};
+    factors[i] = {matrices[i], out.data + row, out.width};
     row += matrices[i].layout.blocks() * kBlockRows;
   }
   Machine& machine = step.machine;
@@ -62,7 +62,9 @@ void Adapt::run(Step& step) {
     rows_.clear();
     for (std::size_t row = 0; const SequenceSpan& span : step.spans) {
       for (std::size_t i = 0; i < span.tokens; ++i, ++row) {
-        if (span.adapter == each.adapter) rows_.push_back(row);
+        if (span.adapter == each.adapter && row >= step.first && row < step.first + step.count) {
+          rows_.push_back(row - step.first);
+        }
       }
     }
     if (rows_.empty()) continue;
@@ -84,11 +86,11 @@ void Adapt::run(Step& step) {
 }
 
 void HeadProduct::run(Step& step) {
-  Register& out = step.at(to);
+  const Rows out = step.at(to);
   factors_.clear();
   given_.clear();
   for (std::size_t h = 0; h < matrices.size(); ++h) {
-    factors_.push_back({matrices[h], out.numbers.data() + h * to_stride, out.width});
+    factors_.push_back({matrices[h], out.data + h * to_stride, out.width});
     given_.push_back(at(step, from, 0) + h * from_stride);
   }
   Machine& machine = step.machine;
@@ -211,15 +213,15 @@ void Gate::run(Step& step) {
 }
 
 void Reduce::run(Step& step) {
-  Register& source = step.at(from);
-  Register& target = step.at(to);
+  const Rows source = step.at(from);
+  const Rows target = step.at(to);
   const RowTable& kernels = step.machine.kernels;
   const std::size_t numbers = step.count * source.width;
   const bool summed = shared && step.machine.group_size > 1;
   const Element element = summed ? step.machine.wire : Element::f32;
-  const void* result = source.numbers.data();
+  const void* result = source.data;
   if (summed && element == Element::f32) {
-    step.all_reduce(source.numbers.data(), numbers, element);
+    step.all_reduce(source.data, numbers, element);
   } else if (summed) {
     wire_.resize(numbers * element_bytes(element));
     result = wire_.data();
@@ -240,7 +242,7 @@ void Reduce::run(Step& step) {
 }
 
 void Scale::run(Step& step) {
-  Register& numbers = step.at(reg);
+  const Rows numbers = step.at(reg);
   each_row(step, [&](std::size_t i) {
     float* const row = numbers.row(i);
     for (std::size_t k = 0; k < numbers.width; ++k) {
@@ -251,8 +253,8 @@ void Scale::run(Step& step) {
 }
 
 void Select::run(Step& step) {
-  Register& source = step.at(from);
-  Register& target = step.at(to);
+  const Rows source = step.at(from);
+  const Rows target = step.at(to);
   for (std::size_t i = 0; i < step.wanted.size(); ++i) {
     std::memcpy(target.row(i), source.row(step.wanted[i]), source.width * sizeof(float));
   }
@@ -264,8 +266,8 @@ void Enter::run(Step& step) { pool->enter(part, step.timeout_seconds); }
 void Leave::run(Step&) { pool->leave(); }
 
 void Gather::run(Step& step) {
-  Register& source = step.at(from);
-  Register& target = step.at(to);
+  const Rows source = step.at(from);
+  const Rows target = step.at(to);
   const std::size_t ranks = widths.size();
   if (ranks == 1) {
     for (std::size_t i = 0; i < step.count; ++i) {

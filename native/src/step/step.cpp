@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "assertions.h"
+#include "step/tokens.h"
 
 namespace ferrule {
 namespace {
@@ -47,6 +48,19 @@ void Step::all_reduce(void* data, std::size_t numbers, Element element) const {
   if (status != Status::ok) throw GroupEnded{status};
 }
 
+void Step::all_to_all(const void* in, void* out, const std::vector<std::size_t>& sends,
+                      const std::vector<std::size_t>& receives, Element element) const {
+  Operation operation;
+  operation.op = Op::all_to_all;
+  operation.dtype = dtype_of(element);
+  operation.in = in;
+  operation.out = out;
+  operation.send_counts = sends.data();
+  operation.recv_counts = receives.data();
+  const Status status = machine.group->run(&operation, 1, timeout_seconds);
+  if (status != Status::ok) throw GroupEnded{status};
+}
+
 std::size_t StepProgram::add_register(std::size_t width) {
   machine_.registers.push_back({width, {}});
   return machine_.registers.size() - 1;
@@ -60,6 +74,8 @@ void StepProgram::run(Step& step, const float* hidden, std::size_t length) {
     for (std::size_t i = 0; i < span.tokens; ++i) step.positions.push_back(static_cast<std::int64_t>(span.seen + i));
   }
   step.count = step.positions.size();
+  step.first = 0;
+  step.apart = false;
   for (RotaryTable& table : machine_.rotary) find_angles(table, step.positions);
   for (Register& each : machine_.registers) {
     if (each.numbers.size() < step.count * each.width) each.numbers.resize(step.count * each.width);
@@ -69,6 +85,7 @@ void StepProgram::run(Step& step, const float* hidden, std::size_t length) {
     std::memcpy(first.numbers.data(), hidden, step.count * first.width * sizeof(float));
   }
   for (std::size_t i = 0; i < length; ++i) operations_[i]->run(step);
+  if (step.apart) gather_rows(step, 0, Element::f32, wire_);  // what a stage hands on is whole on every rank
 }
 
 }  // namespace ferrule

@@ -31,6 +31,14 @@ struct Register {
   float* row(std::size_t index) { return numbers.data() + index * width; }
 };
 
+// Of a register, the rows that operations work on.
+struct Rows {
+  std::size_t width = 0;
+  float* data = nullptr;
+
+  float* row(std::size_t index) const { return data + index * width; }
+};
+
 // Thrown where the group has ended; its own failure says why.
 struct GroupEnded {
   Status status;
@@ -40,6 +48,11 @@ struct RotaryTable {
   std::vector<float> frequencies;  // radians per token
   float factor = 1;                // of the sines and cosines
   std::vector<float> cos, sin;     // of this batch: (tokens, frequencies)
+};
+
+// Messages of an operation, of which each keeps its own from step to step.
+struct Wire {
+  std::vector<std::uint8_t> sent, received;
 };
 
 struct Machine {
@@ -64,12 +77,24 @@ struct Step {
   std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none
   std::span<const std::size_t> wanted;   // rows of tokens whose results are wanted
   double timeout_seconds = 0;            // of each collective
-  std::size_t count = 0;                 // rows of the registers
-  std::vector<std::int64_t> positions;   // of each row
+  std::size_t count = 0;                 // rows of the registers that operations work on
+  std::vector<std::int64_t> positions;   // of each row of the batch
+  std::size_t first = 0;                 // of the batch, the row where these begin
+  bool apart = false;                    // they are this rank's own, while other ranks work on theirs
 
-  Register& at(std::size_t index) { return machine.registers[index]; }
+  Rows at(std::size_t index) {
+    Register& found = machine.registers[index];
+    return {found.width, found.row(first)};
+  }
+  // The first row of the batch that is `rank`'s own; where `rank` is the number of ranks, that behind the last.
+  std::size_t border(std::size_t rank) const {
+    return positions.size() * rank / static_cast<std::size_t>(machine.group_size);
+  }
   // Sum `count` numbers over the ranks, in place. Throws GroupEnded.
   void all_reduce(void* data, std::size_t count, Element element) const;
+  // Give each rank its part of `in`; what comes stands in `out` in the order of ranks. Throws GroupEnded.
+  void all_to_all(const void* in, void* out, const std::vector<std::size_t>& sends,
+                  const std::vector<std::size_t>& receives, Element element) const;
 };
 
 // Rows by which work is shared out; one or two are not worth waking threads for.
@@ -107,6 +132,7 @@ class StepProgram {
  private:
   Machine& machine_;
   std::vector<std::unique_ptr<StepOperation>> operations_;
+  Wire wire_;
 };
 
 }  // namespace ferrule

@@ -131,7 +131,8 @@ class SharedOptions:
 class EngineOptions(SharedOptions):
     """``model``: a local directory in Hugging Face's layout, a hub id, or ``demo``. ``tensor`` and ``pipeline``: into
     how many parts each layer and the stack of layers is cut; ``shares``: how large those of a layer are to each other
-    (none: equal); ``expert_parallel``: routed experts are given out whole. ``max_context``: tokens of prompt and answer
+    (none: equal); ``expert_parallel``: routed experts are given out whole, and ``expert_exchange``: tokens are sent to
+    them, instead of all to every rank. ``max_context``: tokens of prompt and answer
     together; None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads
     per rank; None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``:
     the most tokens computed in one step. ``standby``: keep processes ready that take over when ranks die.
@@ -151,6 +152,7 @@ class EngineOptions(SharedOptions):
     adapters: tuple[Adapter, ...] = ()
     speculate: str = "off"
     expert_parallel: bool = False
+    expert_exchange: bool = False
     shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -163,8 +165,9 @@ class EngineOptions(SharedOptions):
         parse_devices(self.device)
         parse_inter_token_limit(self.inter_token_limit)
         parse_speculation(self.speculate)
-        if self.expert_parallel and self.tensor == 1:
-            raise ConfigError("--expert-parallel gives experts to the ranks of --tp, of which there must be 2 or more")
+        if self.whole_experts and self.tensor == 1:
+            flag = "--expert-exchange" if self.expert_exchange else "--expert-parallel"
+            raise ConfigError(f"{flag} gives experts to the ranks of --tp, of which there must be 2 or more")
         if self.shares and len(self.shares) != self.tensor:
             raise ConfigError(
                 f"--shares has {len(self.shares)} numbers, and --tp {self.tensor} needs one for each rank"
@@ -187,8 +190,18 @@ class EngineOptions(SharedOptions):
     def plan(self, model: ModelSpec) -> Plan:
         """The split that the user asked for. Raises `PlanError`."""
         return make_plan(
-            model, tensor=self.tensor, pipeline=self.pipeline, experts=self.expert_parallel, speeds=self.shares
+            model,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            experts=self.whole_experts,
+            exchange=self.expert_exchange,
+            speeds=self.shares,
         )
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether routed experts are given out whole."""
+        return self.expert_parallel or self.expert_exchange
 
 
 @dataclass(frozen=True)

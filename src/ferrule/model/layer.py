@@ -69,19 +69,20 @@ class Share(NamedTuple):
     """Share of a layer that one rank of a tensor (or expert) parallel group has, as fractions from 0 to 1.
 
     ``query`` and ``key_value``: of the heads (a rank never has less than one key/value head: with fewer of them than
-    ranks several ranks hold the same one); ``width``: of the columns of dense layers and shared experts; ``experts``:
-    of the routed experts, whole ones or a slice of each.
+    ranks several ranks hold the same one); ``width``: of the columns of dense layers; ``experts``: of the routed
+    experts, whole ones or a slice of each; ``shared``: of the columns of shared experts.
     """
 
     query: float = 1.0
     key_value: float = 1.0
     width: float = 1.0
     experts: float = 1.0
+    shared: float = 1.0
 
     @classmethod
     def even(cls, parts: int) -> Share:
         """One of ``parts`` equal shares."""
-        return cls(1 / parts, 1 / parts, 1 / parts, 1 / parts)
+        return cls(1 / parts, 1 / parts, 1 / parts, 1 / parts, 1 / parts)
 
 
 WHOLE = Share()
@@ -352,7 +353,7 @@ class LayerSpec:
             + self.weights.mixer.held(share.query)
             + self.weights.dense.held(share.width)
             + self.weights.routed.held(share.experts)
-            + self.weights.shared.held(share.width)
+            + self.weights.shared.held(share.shared)
             + self.weights.norm.held(share.width)
             + self.weights.other.held(share.width)
         )

@@ -225,6 +225,14 @@ class ModelSpec:
                 return _too_many(f"{layer.experts.count} experts", parts, layer.experts.count)
         return None
 
+    @property
+    def exchange_obstacle(self) -> str | None:
+        """Reason why tokens cannot be sent to the ranks of their experts, which step programs of the built-in engine
+        do, or None."""
+        if any(layer.program_operations is None for layer in self.alike):
+            return f"tokens are sent to their experts by native step programs, and {self.architecture} has none"
+        return None
+
 
 def _too_many(what: str, ranks: int, most: int) -> str:
     return f"{what} cannot be shared by {ranks} ranks; use {most} or less"

@@ -20,6 +20,8 @@ def stage_obstacle(model: ModelSpec, stage: Stage) -> str | None:
     cuts = {layer.experts.cut for layer in model.decoder if layer.experts}
     if stage.experts and (reason := model.expert_obstacle(stage.width)):
         return reason
+    if stage.exchange and (reason := model.exchange_obstacle):
+        return reason
     if not stage.experts and "whole" in cuts:
         return f"the built-in engine gives out the experts of {model.architecture} whole"
     whole = {share.query == 1.0 for share in stage.shares} | {share.width == 1.0 for share in stage.shares}

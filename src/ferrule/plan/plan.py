@@ -20,7 +20,9 @@ Strategy = Literal["single", "tensor", "pipeline", "expert", "hybrid"]
 class Stage:
     """Layers ``first_layer`` up to ``last_layer`` (not included) on ``devices``, cut into ``shares`` of the same order.
 
-    ``experts``: routed experts are given out whole, a share of them to each device, instead of cut.
+    ``experts``: routed experts are given out whole, a share of them to each device, instead of cut. ``exchange``: and
+    each device goes on with some of a step's tokens, which are sent to the devices of their experts and come back;
+    else all tokens are on every device, and results are summed.
     """
 
     devices: tuple[str, ...]
@@ -28,8 +30,13 @@ class Stage:
     last_layer: int
     shares: tuple[Share, ...] = (WHOLE,)
     experts: bool = False
+    exchange: bool = False
 
     def __post_init__(self) -> None:
+        if self.exchange and not self.experts:
+            raise PlanError("tokens can be sent only to experts that are whole on a device")
+        if self.exchange and any(share.shared < 1 for share in self.shares):
+            raise PlanError("where tokens are sent to their experts, shared ones are whole on every device")
         if not self.devices or len(self.devices) != len(self.shares):
             raise PlanError("a stage needs as many shares as devices, and at least one")
         if not all(0 < part <= 1 for share in self.shares for part in share):
@@ -52,7 +59,7 @@ class Shard:
 
     ``stage`` is its place in the pipeline and ``first_layer``:``last_layer`` the half-open range of decoder layers
     of that stage; ``part`` of ``parts`` is its place among the stage's ranks, which have these ``shares`` of every
-    layer; ``experts``: of the routed ones whole.
+    layer; ``experts``: of the routed ones whole; ``exchange``: to which tokens are sent (see `Stage`).
     """
 
     rank: int
@@ -65,6 +72,7 @@ class Shard:
     has_head: bool
     shares: tuple[Share, ...] = (WHOLE,)
     experts: bool = False
+    exchange: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,7 @@ class Plan:
                 has_head=number == len(self.stages) - 1,
                 shares=stage.shares,
                 experts=stage.experts,
+                exchange=stage.exchange,
             )
             for rank, (number, stage, part) in enumerate(places)
         )
@@ -182,10 +191,17 @@ def fellows(width: int, before: int) -> list[int]:
 
 
 def make_plan(
-    model: ModelSpec, *, tensor: int = 1, pipeline: int = 1, experts: bool = False, speeds: Sequence[float] = ()
+    model: ModelSpec,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    experts: bool = False,
+    exchange: bool = False,
+    speeds: Sequence[float] = (),
 ) -> Plan:
     """The plan of ``tensor * pipeline`` ranks with equal parts, or parts by ``speeds``, as near as heads allow, as a
-    user asks for it by ``--tp``, ``--pp`` and ``--shares``. ``experts``: routed ones whole (``--expert-parallel``).
+    user asks for it by ``--tp``, ``--pp`` and ``--shares``. ``experts``: routed ones whole (``--expert-parallel``);
+    ``exchange``: to which tokens are sent.
 
     Its devices are called ``rank-0`` and so on. Raises `PlanError` where the model cannot be cut that way, saying what
     cannot be shared or which architecture has no plan.
@@ -196,6 +212,8 @@ def make_plan(
         raise PlanError("--expert-parallel gives experts to the ranks of --tp, of which there must be 2 or more")
     if experts and (reason := model.expert_obstacle(tensor)):
         raise PlanError(f"--tp {tensor} --expert-parallel: {reason}")
+    if exchange and (reason := model.exchange_obstacle):
+        raise PlanError(f"--expert-exchange: {reason}; --expert-parallel works without")
     if reason := model.tensor_obstacle(tensor, experts=experts):
         raise PlanError(f"--tp {tensor}: {reason}")
     if pipeline > 1 and model.pipeline_refusal:
@@ -203,8 +221,10 @@ def make_plan(
     head_bytes = model.final.bytes if model.tied and pipeline == 1 else model.head_bytes
     spans = split_layers(model.layer_bytes, pipeline, model.embedding_bytes, head_bytes)
     shares = shares_by(model, speeds or (1.0,) * tensor)
+    if exchange:
+        shares = tuple(share._replace(shared=1.0) for share in shares)
     stages = tuple(
-        Stage(tuple(f"rank-{number * tensor + part}" for part in range(tensor)), first, last, shares, experts)
+        Stage(tuple(f"rank-{number * tensor + part}" for part in range(tensor)), first, last, shares, experts, exchange)
         for number, (first, last) in enumerate(spans)
     )
     return Plan(stages, reason=_split_text(stages, "balanced by weight bytes"))
@@ -220,6 +240,7 @@ def shares_by(model: ModelSpec, speeds: Sequence[float]) -> tuple[Share, ...]:
         Share(
             each.query_heads / model.query_heads,
             each.key_value_heads / model.key_value_heads,
+            speed / sum(speeds),
             speed / sum(speeds),
             speed / sum(speeds),
         )
@@ -239,7 +260,7 @@ def _split_text(stages: tuple[Stage, ...], how: str) -> str:
         equal = "equal" if all(stage.even for stage in stages) else "unequal"
         parts.append(f"every layer cut in {widths[0]} {equal} parts")
     if any(stage.experts for stage in stages):
-        parts.append("experts whole")
+        parts.append("experts whole" + ", to which tokens are sent" * any(stage.exchange for stage in stages))
     return ", ".join(parts)
 
 

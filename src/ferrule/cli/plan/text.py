@@ -167,7 +167,7 @@ def _stage(model: ModelSpec, stage: Stage) -> str:
     if stage.experts:
         count = model.experts
         given = [round(share.experts * count) for share in stage.shares]
-        return f"{names}: {_given(given, count)} experts"
+        return f"{names}: {_given(given, count)} experts{', tokens sent' * stage.exchange}"
     if not model.attention_cut:
         return f"{names}: a slice of {'every expert' if model.experts else 'the vocabulary'}"
     given = [round(share.query * model.query_heads) for share in stage.shares]

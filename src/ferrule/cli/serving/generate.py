@@ -14,6 +14,7 @@ from ferrule.cli.serving.model import (
     MODEL,
     Device,
     Dtype,
+    ExpertExchange,
     ExpertParallel,
     Graphs,
     KvCache,
@@ -73,6 +74,7 @@ def generate(
     tp: Tp = None,
     pp: Pp = None,
     expert_parallel: ExpertParallel = False,
+    expert_exchange: ExpertExchange = False,
     shares: Shares = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
@@ -101,7 +103,7 @@ def generate(
     if not prompt:
         raise ConfigError("the prompt is empty")
     adapters = adapters_of(None if adapter is None else [adapter])
-    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel)
+    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel or expert_exchange)
     options = EngineOptions(
         model,
         tp or 1,
@@ -117,6 +119,7 @@ def generate(
         adapters=adapters,
         speculate=speculate,
         expert_parallel=expert_parallel,
+        expert_exchange=expert_exchange,
         shares=by_rank,
     )
     given: dict[str, Any] = {

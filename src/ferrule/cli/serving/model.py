@@ -28,6 +28,13 @@ ExpertParallel = Annotated[
     bool,
     typer.Option("--expert-parallel", help="Give routed experts whole to the ranks of --tp, instead of cutting each."),
 ]
+ExpertExchange = Annotated[
+    bool,
+    typer.Option(
+        "--expert-exchange",
+        help="The same, and send each token to the ranks of its experts only, instead of all tokens to all of them.",
+    ),
+]
 Shares = Annotated[
     str | None,
     typer.Option(metavar="N,N…", help="How large the parts of --tp are to each other, such as 4,2,1; else equal."),

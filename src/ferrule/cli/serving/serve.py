@@ -18,6 +18,7 @@ from ferrule.cli.serving.model import (
     Device,
     Dtype,
     Encrypt,
+    ExpertExchange,
     ExpertParallel,
     Graphs,
     InterTokenLimit,
@@ -84,6 +85,7 @@ def serve(
     tp: Tp = None,
     pp: Pp = None,
     expert_parallel: ExpertParallel = False,
+    expert_exchange: ExpertExchange = False,
     shares: Shares = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out.")
@@ -234,7 +236,7 @@ def serve(
     }
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
-        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel})
+        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel or expert_exchange})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -257,8 +259,9 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel and plan is None)
-    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=expert_parallel)
+    whole_experts = expert_parallel or expert_exchange
+    tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
+    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts)
     if saved is not None and device is None:
         device = saved.device
     if demo and tp is None and pp is None and saved is None and copies is None:
@@ -320,6 +323,7 @@ def serve(
             models=offered(several),
             memory_limit=limit,
             expert_parallel=expert_parallel,
+            expert_exchange=expert_exchange,
             shares=by_rank or None,
             **own,
             **common,
@@ -372,6 +376,7 @@ def serve(
             device=device or CPU,
             adapters=adapters,
             expert_parallel=expert_parallel,
+            expert_exchange=expert_exchange,
             shares=by_rank,
             **own,
             **common,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ferrule.engine.devices import RankGroup
+from ferrule.model import Range
 
 
 def gather_last(group: RankGroup, x: Tensor, widths: Sequence[int], root: int | None) -> Tensor:
@@ -125,17 +126,18 @@ def sum_output(module: nn.Module, group: RankGroup) -> None:
     module.forward = summed
 
 
-def hold_experts(module: nn.Module, group: RankGroup, first: int, last: int) -> None:
-    """Make an experts module run only experts ``first``:``last``, which it holds, and sum the ranks' results.
+def hold_experts(module: nn.Module, group: RankGroup, held: Sequence[Range]) -> None:
+    """Make an experts module run only the experts that this rank of ``held`` has, and sum the ranks' results.
 
     Routes to other ranks' experts get the index one past the local ones, which transformers' experts skip, and
     weight 0.
     """
     forward: Callable[..., Tensor] = module.forward
+    first, last = held[group.rank]
     count = last - first
     module.num_experts = count  # type: ignore[assignment]
     module._is_expert_parallel = True  # type: ignore[assignment]
-    module.first_expert = first  # type: ignore[assignment]
+    module.held_experts = tuple(held)  # type: ignore[assignment]
 
     def dispatched(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         elsewhere = (index < first) | (index >= last)

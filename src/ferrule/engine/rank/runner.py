@@ -181,9 +181,12 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
             return StepRunner(options, world, stage, device, on_progress)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
-            _refuse_streaming(options, f"its step runs through transformers' modules ({unfit})")
+            why = f"its step runs through transformers' modules ({unfit})"
     else:
-        _refuse_streaming(options, "a rank has a device of its own")
+        why = "a rank has a device of its own"
+    _refuse_streaming(options, why)
+    if any(shard.exchange for shard in options.plan.shards):
+        log.warning("tokens are sent to their experts by native step programs only: %s; all go to every rank", why)
     alike = _alike(names)
     parts = None if _in_host_memory(names) else tensor_group(world, stage, device, alike=alike)
     return TorchRunner(options, world, stage, device, on_progress, alike=alike, parts=parts)

@@ -41,6 +41,8 @@ UNITS = ((256, 8), (128, 8), (16, 1), (8, 1), (4, 1), (1, 1))
 """Blocks in which columns stay together where they are cut unevenly, each if there are so many of them for each rank:
 groups of codes are not cut then, kernels' blocks are full, and rows begin at 16 bytes, as torch's grouped products ask.
 """
+_SHARED = ".shared_expert"
+"""In the names of shared experts."""
 _BY_EXPERT = frozenset({"grouped_gemm", "ep_dispatch_experts"})
 
 Border = Callable[[str, int], int]
@@ -59,6 +61,7 @@ class TensorParallel:
         self.queries = [share.query for share in shard.shares]
         self.widths = [share.width for share in shard.shares]
         self.of_experts = [share.experts for share in shard.shares]
+        self.of_shared = [share.shared for share in shard.shares]
         self.alone = shard.experts and min(self.queries) == 1.0
         """Whether every rank has all but routed experts."""
         self._border = border
@@ -82,6 +85,8 @@ class TensorParallel:
         """Cut ``base`` (named ``prefix`` in the model) by ``plan``. Raises `PlanError` for what cannot be cut."""
         if self.alone:
             plan = {pattern: style for pattern, style in plan.items() if ".experts" in pattern}
+        elif min(self.of_shared) == 1.0:
+            plan = {pattern: style for pattern, style in plan.items() if _SHARED not in pattern}
         patterns = [(re.compile(re.escape(pattern).replace(r"\*", r"\d+")), style) for pattern, style in plan.items()]
 
         def style_of(name: str) -> str | None:
@@ -183,6 +188,8 @@ class TensorParallel:
 
     def _shares_of(self, name: str) -> list[float]:
         """What of a dense block, or of every expert, the ranks have."""
+        if _SHARED in name:
+            return self.of_shared
         return self.of_experts if ".experts" in name else self.widths
 
     def _by_heads(self, name: str) -> bool:
@@ -269,7 +276,7 @@ class TensorParallel:
             held = self._divided(shape[dim], self._shares_of(full_name), f"{full_name}: width")[self.part]
             cut = slicing.columns(shape[dim], dim, held)
         elif style == "grouped_gemm":
-            cut = slicing.columns(shape[0], 0, self._held_experts(name, shape[0]))
+            cut = slicing.columns(shape[0], 0, self._held_experts(name, shape[0])[self.part])
         elif style == "key_value_heads":
             cut = self._by_key_value_heads(full_name, shape[0], self._attention_above(name, module))
         else:
@@ -282,8 +289,9 @@ class TensorParallel:
         """The attention that ``module`` is, or is a norm of."""
         return self.model.get_submodule(name.rpartition(".")[0]) if name.endswith("_norm") else module
 
-    def _held_experts(self, name: str, count: int) -> Range:
-        return divide(count, self.of_experts, f"{name}: the number of experts")[self.part]
+    def _held_experts(self, name: str, count: int) -> tuple[Range, ...]:
+        """Of each rank."""
+        return divide(count, self.of_experts, f"{name}: the number of experts")
 
     def _inside_experts(self, name: str, module: nn.Module) -> None:
         if not self.shard.experts:
@@ -292,11 +300,11 @@ class TensorParallel:
         held = self._held_experts(name, cast(int, module.num_experts))
         for parameter, whole in list(module._parameters.items()):
             if whole is not None:
-                self._cut(f"{name}.{parameter}", module, parameter, slicing.columns(whole.shape[0], 0, held))
-        hold_experts(module, self.group, *held)
+                self._cut(f"{name}.{parameter}", module, parameter, slicing.columns(whole.shape[0], 0, held[self.part]))
+        hold_experts(module, self.group, held)
 
     def _experts(self, name: str, module: nn.Module) -> None:
-        hold_experts(module, self.group, *self._held_experts(name, cast(int, module.num_experts)))
+        hold_experts(module, self.group, self._held_experts(name, cast(int, module.num_experts)))
 
     def _count_heads(self, module: nn.Module) -> None:
         """Tell an attention module that was cut how many heads it has now; it may read them from its config."""

@@ -89,7 +89,8 @@ class Exchange:
         return route.alpha + size * route.beta
 
     def collective(self, devices: Sequence[str], kind: str, size: float) -> float:
-        """Seconds of an ``all_reduce`` of ``size`` bytes, or an ``all_gather`` or ``gather`` of that many in all."""
+        """Seconds of an ``all_reduce`` of ``size`` bytes, an ``all_gather`` or ``gather`` of that many in all, or an
+        ``all_to_all`` in which all devices together send so many to others."""
         return self._team(tuple(devices)).seconds(kind, size)
 
     def where(self, devices: Sequence[str]) -> str:
@@ -137,6 +138,8 @@ class _Team:
     @remembered
     def _of(self, kind: str, size: int) -> float:
         asked = size if kind == "all_reduce" else -(-size // self._size)
+        if kind == "all_to_all":  # directly as well: each sends every other a part, as if that were gathered
+            return self._told.seconds("all_gather", "pieces", -(-size // (self._size * (self._size - 1))))
         if kind == "gather":  # each part goes directly to the root, as in a direct reduce of arrays of that size
             return self._told.seconds("reduce", "pieces", asked)
         return self._told.seconds(kind, self._algorithm(kind, asked), asked)

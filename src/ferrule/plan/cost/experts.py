@@ -1,13 +1,67 @@
-"""Number of experts that one device of several needs, when whole experts are given out."""
+"""Whole experts on several devices: how many of them the busiest one needs, and the bytes that their tokens take."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ferrule.model.layer import ExpertsSpec
+
+CHOICE_BYTES = 8
+"""Of one choice of a token, as it is told to other devices: the expert's number and its weight."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that ``ranks`` devices together send to others, in messages of a layer, for a pass over ``rows`` tokens of
+    ``width`` numbers, each of ``number`` bytes.
+
+    Each device goes on with an equal part of the tokens. Attention that is cut needs all of them: they are gathered
+    before it, and reduced and scattered behind it, ``(ranks - 1) * rows`` rows either time, together what an all-reduce
+    by pieces sends. In place of the second all-reduce of a layer devices tell each other the choices of their tokens,
+    send each to every other device that has one of its experts, and as many results come back: ``remote`` rows either
+    time, `remote_rows` of them if experts are chosen at random. Attention that is whole gives every device all tokens:
+    then only results are sent, and gathered for the next layer.
+    """
+
+    ranks: int
+    width: int
+    number: float
+    rows: int
+
+    @property
+    def whole(self) -> float:
+        """All tokens gathered, or reduced and scattered."""
+        return (self.ranks - 1) * self.rows * self.width * self.number
+
+    @property
+    def all_reduce(self) -> float:
+        """One by pieces, which the forms without sending need twice a layer, with whole attention once."""
+        return 2 * self.whole
+
+    def layer(self, experts: ExpertsSpec | None, remote: float, *, alone: bool) -> tuple[float, ...]:
+        """``alone``: attention is whole on every device. ``remote``: rows that go to other devices' experts."""
+        there = remote * self.width * self.number
+        if alone:
+            return () if experts is None else (there, self.whole)
+        if experts is None:
+            return (self.whole,) * 4
+        choices = (self.ranks - 1) * self.rows * experts.per_token * CHOICE_BYTES
+        return (self.whole, self.whole, float(choices), there, there)
+
+
+def remote_rows(counts: Sequence[int], per_token: int, rows: float) -> float:
+    """Expected number of rows that are sent to experts of other devices, device i having ``counts[i]`` of them and an
+    equal part of ``rows`` tokens, each of which chooses ``per_token`` of all at random: a row goes once to a device,
+    however many of its experts are there."""
+    total, ranks = sum(counts), len(counts)
+    reached = sum(1 - math.comb(total - count, per_token) / math.comb(total, per_token) for count in counts)
+    return rows * reached * (ranks - 1) / ranks
 
 
 def busiest_share(counts: Sequence[int], per_token: int, tokens: float) -> float:

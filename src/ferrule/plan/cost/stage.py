@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ferrule.model.layer import Collective, LayerSpec, Share
 from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.cost.exchange import Exchange
-from ferrule.plan.cost.experts import busiest_share
+from ferrule.plan.cost.experts import Sent, busiest_share, remote_rows
 from ferrule.plan.cost.memory import vocabulary_of
 from ferrule.plan.plan import Stage
 from ferrule.plan.question import Question
@@ -131,6 +131,8 @@ class StageCost:
             if load is None:
                 load = known[key] = self._load(layer, which, share, experts, device.expert_bits)
             parts.append(self._roofline(device, load))
+        if self._stage.exchange:
+            return Seconds(*max(parts, key=sum), self._sent(layer, which.rows))
         return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
 
     def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float, expert_bits: float) -> _Load:
@@ -163,7 +165,7 @@ class StageCost:
             return [0.0] * len(self._devices)
         if not self._stage.experts:
             return [layer.experts.touched(rows)] * len(self._devices)
-        counts = [round(share.experts * layer.experts.count) for share in self._stage.shares]
+        counts = self._expert_counts(layer)
         busiest = busiest_share(counts, layer.experts.per_token, rows)
         return [busiest * count / max(counts) for count in counts]
 
@@ -201,12 +203,31 @@ class StageCost:
     def _exchanged(self, layer: LayerSpec) -> tuple[Collective, ...]:
         if self._stage.width == 1:
             return ()
-        whole_attention = self._stage.experts and all(share.query == 1.0 for share in self._stage.shares)
-        if whole_attention:  # and dense layers on every device
+        if self._whole_attention:  # and dense layers on every device
             return layer.collectives[-1:] if layer.experts else ()
         if self._runtime.sums is None:
             return layer.collectives
         return tuple(each for each in layer.collectives if each.kind == "all_reduce")[: self._runtime.sums]
+
+    def _sent(self, layer: LayerSpec, rows: int) -> float:
+        """Seconds of a layer's messages where tokens are sent to their experts. What joins the rows behind a stage's
+        last layer is counted as if before its first, which needs none."""
+        sent, remote = Sent(self._stage.width, self._model.hidden_size, self._model.activation_bytes, rows), 0.0
+        counts = self._expert_counts(layer)
+        if layer.experts is not None:
+            remote = remote_rows(counts, layer.experts.per_token, rows)
+        messages = sent.layer(layer.experts, remote, alone=self._whole_attention)
+        names, more = self._stage.devices, self._runtime.collective_seconds
+        return sum(self._exchange.collective(names, "all_to_all", size) + more for size in messages)
+
+    def _expert_counts(self, layer: LayerSpec) -> list[int]:
+        """By device, of whole ones."""
+        count = 0 if layer.experts is None else layer.experts.count
+        return [round(share.experts * count) for share in self._stage.shares]
+
+    @property
+    def _whole_attention(self) -> bool:
+        return self._stage.experts and all(share.query == 1.0 for share in self._stage.shares)
 
     def _collectives(self, collectives: Sequence[Collective], rows: int) -> float:
         size = rows * self._model.activation_bytes

@@ -27,7 +27,7 @@ from ferrule.plan import Plan, make_plan
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "deepseek_v3")
 BY_MODULES = ("gemma3_text",)
-LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alone")
+LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alone", "sent", "sent alone")
 
 
 class Beside(NamedTuple):
@@ -76,8 +76,12 @@ def laid_out(layout: str, spec: ModelSpec) -> Plan:
             return plan_of(spec, shares_of(spec, (2.0, 1.0)), alone(1.0))
         case "experts":
             return plan_of(spec, shares_of(spec, (1.0, 1.0), (3.0, 1.0)), experts=experts)
+        case "sent":  # to their experts
+            cut = shares_of(spec, (1.0, 1.0, 1.0), (3.0, 1.0, 1.0))
+            return plan_of(spec, cut, experts=experts, exchange=experts)
         case _:
-            return plan_of(spec, alone(2.0, 1.0) if experts else shares_of(spec, (2.0, 1.0)), experts=experts)
+            shares = alone(2.0, 1.0) if experts else shares_of(spec, (2.0, 1.0))
+            return plan_of(spec, shares, experts=experts, exchange=experts and layout == "sent alone")
 
 
 @pytest.fixture
@@ -105,6 +109,7 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
     @settings(max_examples=examples, deadline=None)
     @given(st.sampled_from(FAMILIES), st.sampled_from(LAYOUTS), requests(1, 3), BESIDE)
     @example("qwen3_moe", "experts alone", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4, streamed=True))
+    @example("deepseek_v3", "sent", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4))
     @example("gpt_oss", "widths", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, cancelled=True))
     def check(family: str, layout: str, orders: Requests, beside: Beside) -> None:
         runner: Any = TorchRunner if beside.modules or family in BY_MODULES else StepRunner

@@ -10,7 +10,7 @@ import torch
 from ferrule._native import Matrix, Program
 from ferrule.engine.rank.step import operations as described
 from ferrule.engine.rank.step.load import Weights
-from ferrule.engine.rank.step.operations import Description, Operation, View, head_part
+from ferrule.engine.rank.step.operations import SHARINGS, Description, Operation, View, head_part
 from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.fabric import Group
 
@@ -129,6 +129,14 @@ class Assembled:
         self.program.reduce(source, to, it.add, it.shared, it.factor, self._vector(it.bias))
 
     @_add.register
+    def _(self, it: described.ReduceScatter) -> None:
+        self.program.reduce_scatter(self.registers[it.register])
+
+    @_add.register
+    def _(self, it: described.AllGather) -> None:
+        self.program.all_gather(self.registers[it.register], it.exact)
+
+    @_add.register
     def _(self, it: described.Scale) -> None:
         self.program.scale(self.registers[it.register], it.factor, it.softcap)
 
@@ -151,6 +159,6 @@ class Assembled:
         self.program.experts(
             self._view(it.x), self.registers[it.logits], self.registers[it.to], it.total, it.chosen,
             SCORINGS.index(it.scoring), it.normalize, it.factor, self._vector(it.choice_bias), it.groups,
-            it.chosen_groups, it.group_best, it.first, it.inner, ACTIVATIONS.index(it.activation), it.interleaved,
-            matrices, biases,
+            it.chosen_groups, it.group_best, it.first, SHARINGS.index(it.sharing), it.bounds, it.inner,
+            ACTIVATIONS.index(it.activation), it.interleaved, matrices, biases,
         )  # fmt: skip

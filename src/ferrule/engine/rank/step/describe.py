@@ -12,6 +12,7 @@ from ferrule.engine.rank.layers import GatheredLinear, RowParallelLinear, Vocabu
 from ferrule.engine.rank.step.families import ACTIVATIONS, FAMILIES, Family
 from ferrule.engine.rank.step.operations import (
     Adapt,
+    AllGather,
     Attend,
     CacheLayer,
     Description,
@@ -25,11 +26,13 @@ from ferrule.engine.rank.step.operations import (
     Operation,
     Product,
     Reduce,
+    ReduceScatter,
     Rotate,
     Scale,
     Select,
     View,
 )
+from ferrule.model import Range
 from ferrule.plan import Shard
 
 BLOCK = 16
@@ -75,6 +78,9 @@ class _Describer:
         self.normed = 0
         self.matrices: set[str] = set()
         self.by_head: dict[str, HeadParts] = {}
+        self.exchange = shard.exchange and ranks > 1
+        self.apart = False
+        """Whether each rank is at rows of its own."""
 
     def description(self) -> Description:
         layers = list(self.base.layers)  # type: ignore[arg-type]
@@ -107,6 +113,7 @@ class _Describer:
 
     def _layer(self, layer: Any, family: Family) -> None:
         self._norm(getattr(layer, family.attention_norm), family, View("hidden"), View("normed"))
+        self._join("normed")
         if getattr(layer.self_attn, "kv_b_proj", None) is not None:
             self._latent_attention(layer.self_attn, family)
         else:
@@ -118,13 +125,23 @@ class _Describer:
             summed = self._experts(mlp)
             self._residual(layer, family, family.mlp_after, None, summed=summed)
         else:
+            self._join("normed")
             down = self._dense(mlp, "sum")
             self._residual(layer, family, family.mlp_after, down)
+
+    def _join(self, register: str, *, exact: bool = False) -> None:
+        """``register`` whole on every rank, if each has rows of its own."""
+        if self.apart:
+            self._add(AllGather(register, exact))
+        self.apart = False
 
     def _residual(self, layer: Any, family: Family, after: str, linear: Any, *, summed: bool = False) -> None:
         """Sum the ranks' parts, if that is not done, and add them to the hidden states, through the norm ``after``
         where there is one. ``linear``: what makes them; None: experts."""
         shared = not summed and self.ranks > 1 and (linear is None or isinstance(linear, RowParallelLinear))
+        if shared and self.exchange:  # each rank goes on with rows of its own
+            self._add(ReduceScatter("sum"))
+            self.apart, shared = True, False
         bias = "" if linear is None or linear.bias is None else f"{self._name(linear)}.bias"
         factor = float(getattr(layer, "residual_multiplier", 1.0))
         if not after:
@@ -273,7 +290,8 @@ class _Describer:
         name = self._name(experts)
         if gpt_oss and (experts.alpha, experts.limit) != (1.702, 7.0):
             raise Unfit(f"{name} has a gate of its own")
-        first = getattr(experts, "first_expert", 0)
+        ranges: tuple[Range, ...] = getattr(experts, "held_experts", ())
+        sharing = ("dispatched" if self.apart else "combined") if self.exchange else "masked"
         greedy = getattr(router, "topk_method", None) == "greedy"
         bias = f"{self._name(router)}.e_score_correction_bias"
         self._product(View("normed"), "routed", router)
@@ -282,7 +300,8 @@ class _Describer:
             Experts(
                 View("normed"), "routed", "sum",
                 total=int(router.num_experts), chosen=int(router.top_k), scoring=SCORING[kind],
-                first=first, held=held, inner=experts.gate_up_proj.shape[dim] // 2,
+                first=ranges[self.shard.part][0] if ranges else 0, held=held,
+                inner=experts.gate_up_proj.shape[dim] // 2,
                 activation="gpt_oss" if gpt_oss else self._activation(experts),
                 gate_up=f"{name}.gate_up_proj", down=f"{name}.down_proj",
                 gate_up_bias=f"{name}.gate_up_proj_bias" if gpt_oss else "",
@@ -293,16 +312,24 @@ class _Describer:
                 groups=1 if greedy else int(getattr(router, "num_group", None) or 1),
                 chosen_groups=int(getattr(router, "topk_group", None) or 1),
                 group_best=1 if kind == "DeepseekV2TopkRouter" else 2,
-                transposed=gpt_oss, interleaved=gpt_oss,
+                transposed=gpt_oss, interleaved=gpt_oss, sharing=sharing,
+                bounds=() if sharing == "masked" else (0, *(last for _, last in ranges)),
             )
         )  # fmt: skip
-        if getattr(mlp, "shared_experts", None) is None:
-            return False
-        down = self._dense(mlp.shared_experts, "shared")
+        self.apart = self.exchange
+        shared = getattr(mlp, "shared_experts", None)
+        summed = shared is not None and self._shared_experts(shared)
+        if sharing == "combined":
+            self._join("sum")
+        return summed or self.exchange
+
+    def _shared_experts(self, shared: Any) -> bool:
+        """Add what they make. Returns as `_experts`."""
+        down = self._dense(shared, "shared")
         if down.bias is not None:
             raise Unfit(f"{self._name(down)} has a bias")
         whole = self.ranks > 1 and not isinstance(down, RowParallelLinear)
-        if whole:
+        if whole and not self.apart:
             self._add(Reduce("sum", "sum", add=False, shared=True))
         self._add(Reduce("shared", "sum"))
         return whole
@@ -319,6 +346,7 @@ class _Describer:
         if norm is None:
             raise Unfit("its last norm is not known")
         self.registers["last"] = self.hidden
+        self._join("hidden", exact=True)
         self._add(Select("hidden", "last"))
         self._norm(norm, family, View("last"), View("last"))
         self.normed = len(self.operations)

@@ -18,6 +18,7 @@ from ferrule.engine.architectures import encodes
 from ferrule.engine.rank.model import cut_out, empty, tied
 from ferrule.engine.rank.step.describe import Unfit, describe
 from ferrule.engine.rank.step.operations import (
+    AllGather,
     Attend,
     Description,
     Embed,
@@ -29,6 +30,7 @@ from ferrule.engine.rank.step.operations import (
     Operation,
     Product,
     Reduce,
+    ReduceScatter,
     Rotate,
     Scale,
     Select,
@@ -156,6 +158,11 @@ def _times(factor: float) -> str:
     return "" if factor == 1 else f", × {factor:g}"
 
 
+_SHARED = {
+    "masked": "",
+    "combined": "; results go to the ranks of their tokens",
+    "dispatched": "; tokens are sent to their experts' ranks, and results back",
+}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -229,6 +236,17 @@ def _(one: Reduce, shapes: Shapes) -> Line:
 
 
 @_line.register
+def _(one: ReduceScatter, shapes: Shapes) -> Line:
+    return Line("scatter", one.register, one.register, "the sum over ranks, of this rank's tokens", 0, True)
+
+
+@_line.register
+def _(one: AllGather, shapes: Shapes) -> Line:
+    what = f"all ranks' tokens{', in float32' if one.exact else ''}"
+    return Line("gather", one.register, one.register, what, 0, True)
+
+
+@_line.register
 def _(one: Scale, shapes: Shapes) -> Line:
     bound = f", bounded by {one.softcap:g}" if one.softcap else ""
     return Line("scale", one.register, one.register, f"× {one.factor:g}{bound}")
@@ -251,4 +269,6 @@ def _(one: Experts, shapes: Shapes) -> Line:
     each = sum(rows * columns for _, rows, columns in (shapes[one.gate_up], shapes[one.down]))
     held = "" if one.held == one.total else f", {one.held} of them here"
     what = f"{one.chosen} of {one.total} experts by {one.scoring.replace('_', ' ')}{held}; {one.activation}, "
-    return Line("experts", one.x.register, one.to, what + f"{one.inner} wide", each * min(one.chosen, one.held))
+    what += f"{one.inner} wide{_SHARED[one.sharing]}"
+    read, collective = each * min(one.chosen, one.held), one.sharing != "masked"
+    return Line("experts", one.x.register, one.to, what, read, collective)

@@ -145,6 +145,21 @@ class Reduce(Operation):
 
 
 @dataclass(frozen=True)
+class ReduceScatter(Operation):
+    """The sum over ranks of ``register``, of which each rank gets the rows that are its own, and goes on with these."""
+
+    register: str
+
+
+@dataclass(frozen=True)
+class AllGather(Operation):
+    """``register`` of all ranks' own rows, with which every rank goes on. ``exact``: they travel as float32."""
+
+    register: str
+    exact: bool = False
+
+
+@dataclass(frozen=True)
 class Scale(Operation):
     """``register`` times ``factor``, then bounded by ``softcap``."""
 
@@ -170,10 +185,18 @@ class Gather(Operation):
     widths: tuple[int, ...]
 
 
+SHARINGS = ("masked", "combined", "dispatched")
+"""How tokens come to the ranks that have their experts: all of them are everywhere, and results are summed over ranks;
+all are everywhere, and each result goes to the rank whose row it is; or each rank has rows of its own, which are sent
+to the ranks of their experts, and the results back. In the order of the native library's numbers."""
+
+
 @dataclass(frozen=True)
 class Experts(Operation):
     """The experts that the router's ``logits`` choose, summed by weight: this rank's part. ``first``, ``held``: which
-    experts it has. ``groups``: only experts of the ``chosen_groups`` best can be chosen, by the sum of the
+    experts it has. ``sharing``: of `SHARINGS`, how tokens come to them; but for the first, ``bounds`` says of each rank
+    which is its first one (and, behind the last, how many there are), and the rank goes on with the rows that are its
+    own, whose sums are whole. ``groups``: only experts of the ``chosen_groups`` best can be chosen, by the sum of the
     ``group_best`` best of each. ``interleaved``: rows of gate and up alternate."""
 
     x: View
@@ -198,6 +221,8 @@ class Experts(Operation):
     group_best: int = 2
     transposed: bool = False
     interleaved: bool = False
+    sharing: str = "masked"
+    bounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.plan.cut import Floats, StageTable
 from ferrule.plan.obstacle import stage_obstacle
-from ferrule.plan.plan import Plan, Stage, fellows
+from ferrule.plan.plan import Plan, fellows
 from ferrule.plan.remembered import remembered
 from ferrule.plan.search.exact.free_sets import Counts
 from ferrule.plan.search.exact.memory import have_room
@@ -114,7 +114,7 @@ class ExactSearch:
         for index, last in zip(found.options, found.ends, strict=True):
             group = groups[index]
             devices = self._devices(group.counts, used)
-            stages.append(Stage(devices, first, last, group.cutting.shares, group.cutting.experts))
+            stages.append(replace(group.cutting, devices=devices).stage(first, last))
             used = tuple(a + b for a, b in zip(used, group.counts, strict=True))
             first = last
         return Plan(tuple(stages))

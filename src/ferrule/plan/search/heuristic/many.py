@@ -102,7 +102,7 @@ class _ManySearch:
         return list(best.values())
 
     def priced(self, plans: Sequence[Plan]) -> list[Priced]:
-        groups = [tuple(Cutting(stage.devices, stage.shares, stage.experts) for stage in one.stages) for one in plans]
+        groups = [tuple(Cutting.of(stage) for stage in one.stages) for one in plans]
         return [self.pricing.price(each) for each in groups]
 
     def improved(self, starts: Sequence[Priced]) -> list[Priced]:

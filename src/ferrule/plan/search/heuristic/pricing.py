@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Pricing:
         return kinds, tuple(cables)
 
     def table(self, cutting: Cutting, measure: Measure) -> StageTable:
-        key = (self.like(cutting.devices), cutting.shares, cutting.experts, measure)
+        key = (self.like(cutting.devices), cutting.shares, cutting.experts, cutting.exchange, measure)
         if key not in self._tables:
             self._tables[key] = self.costs.table(cutting, measure)
         return self._tables[key]
@@ -84,7 +84,7 @@ class Pricing:
                 if not any(table.no_better_than(self.table(other, self.alone)) for other in chosen):
                     chosen.append(cutting)
             self._cuttings[key] = chosen[:_MOST_CUTTINGS]
-        return [Cutting(names, cutting.shares, cutting.experts) for cutting in self._cuttings[key]]
+        return [replace(cutting, devices=names) for cutting in self._cuttings[key]]
 
     def seconds(self, group: Cutting) -> float:
         """Of all layers."""

@@ -37,6 +37,7 @@ class Cutting:
     devices: tuple[str, ...]
     shares: tuple[Share, ...] = (WHOLE,)
     experts: bool = False
+    exchange: bool = False
 
     def __hash__(self) -> int:
         return self._hash
@@ -44,10 +45,14 @@ class Cutting:
     @cached_property
     def _hash(self) -> int:
         """A search looks each up many times."""
-        return hash((self.devices, self.shares, self.experts))
+        return hash((self.devices, self.shares, self.experts, self.exchange))
+
+    @classmethod
+    def of(cls, stage: Stage) -> Cutting:
+        return cls(stage.devices, stage.shares, stage.experts, stage.exchange)
 
     def stage(self, first: int, last: int) -> Stage:
-        return Stage(self.devices, first, last, self.shares, self.experts)
+        return Stage(self.devices, first, last, self.shares, self.experts, self.exchange)
 
 
 class StageCosts:
@@ -67,6 +72,12 @@ class StageCosts:
         self.proportions: dict[tuple[tuple[str, ...], Share], tuple[tuple[int, ...] | None, ...]] = {}
         self._ends: dict[tuple[object, ...], tuple[float, float]] = {}
         self._loads: Loads = {}
+
+    @cached_property
+    def exchanges(self) -> bool:
+        """Whether the engine can send the model's tokens to their experts."""
+        programs = self.question.engine.program_end_operations is not None
+        return programs and self.model.exchange_obstacle is None
 
     @cached_property
     def _exchange(self) -> Exchange:

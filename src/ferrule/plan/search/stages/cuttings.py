@@ -20,8 +20,8 @@ Pieces = tuple[float, float, int, float]
 def cuttings_of(costs: StageCosts, devices: Sequence[str]) -> list[Cutting]:
     """One device: whole. Several: evenly, or as near to that as heads allow; in proportion to the devices' speed, to
     that within their memory, and to their memory, with columns in `FINE` pieces or by whole key/value heads as these;
-    routed experts given out whole in the same three proportions, with attention cut evenly or whole on each device.
-    Each only once."""
+    routed experts given out whole in the same three proportions, with attention cut evenly or whole on each device, and
+    all tokens on every device or sent to their experts. Each only once."""
     names = tuple(devices)
     if len(names) == 1:
         return [Cutting(names)]
@@ -33,11 +33,11 @@ def cuttings_of(costs: StageCosts, devices: Sequence[str]) -> list[Cutting]:
         attention = [heads[0]] if heads else []
         for experts in _experts(costs, names):
             for base in (*attention, (Share(),) * len(names)):
-                shares = tuple(
-                    Share(share.query, share.key_value, share.width, part)
-                    for share, part in zip(base, experts, strict=True)
-                )
+                shares = tuple(share._replace(experts=part) for share, part in zip(base, experts, strict=True))
                 found.setdefault(Cutting(names, shares, experts=True))
+                if costs.exchanges:
+                    shares = tuple(share._replace(shared=1.0) for share in shares)
+                    found.setdefault(Cutting(names, shares, experts=True, exchange=True))
     return list(found)
 
 
@@ -51,7 +51,7 @@ def _by_head(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[Share,
         return
 
     def cut(part: float) -> Share:
-        return Share(part, part, part, part)
+        return Share(part, part, part, part, part)
 
     for given in _proportions(costs, names, cut(1 / FINE), FINE):
         yield shares_by(model, given)
