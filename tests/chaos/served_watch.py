@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass
 class Watched:
-    """``samples``: by the name of a process, from when everything had been asked once. ``ended``: processes that did."""
+    """``samples``: by the name of a process, from when everything had been asked once. ``ended``: who did."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)

@@ -49,6 +49,7 @@ def forget(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
+                os.fsync(opened.fileno())  # what is not written yet would stay
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
