@@ -14,14 +14,17 @@ import pytest
 from random_packed import FORMATS, PLAIN, write_random, write_random_gguf
 
 from ferrule.engine import EngineOptions, Progress, RankInfo, start
+from ferrule.engine.rank.worker import RANK_NAME
 from ferrule.engine.source import describe, read_config
 from ferrule.plan.cost import weight_bytes
 from ferrule.plan.plan import make_plan
+from ferrule.process.lifeline import STANDBY_NAME
 
 MARGIN = 64_000_000
 """Threads' stacks, allocator slack, and what is unpacked at a time; does not grow with the model."""
 PERIOD = 0.003
 """Seconds between two looks at the ranks."""
+NAMES = (RANK_NAME, STANDBY_NAME)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64000,
@@ -40,12 +43,13 @@ def forms(names: Iterable[str], *slow: str) -> list[Any]:
 
 
 class Watch:
-    """The highest anonymous memory of each process below this one, until all of ``ranks`` have loaded. ``loaded``: by
-    rank the same when that rank had, which then may take its cache while others still load."""
+    """The highest anonymous memory of each rank process, until all of ``ranks`` have loaded.
+
+    A child that has not begun its program yet is seen with the memory of this process, so only those count that have
+    the name of a rank, or of one that waits for its options: they take it before they load."""
 
     def __init__(self, ranks: int) -> None:
         self.peaks: defaultdict[int, int] = defaultdict(int)
-        self.loaded: dict[int, dict[int, int]] = {}
         self._loading = set(range(ranks))
         self._loaded = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -54,7 +58,6 @@ class Watch:
     def on_progress(self, progress: Progress) -> None:
         if progress.phase == "warm up":
             self._loading.discard(progress.rank)
-            self.loaded.setdefault(progress.rank, dict(self.peaks))
         if not self._loading:
             self.end()
 
@@ -70,8 +73,10 @@ class Watch:
                     lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
                 except OSError:  # it has ended
                     continue
-                held = next((line.split()[1] for line in lines if line.startswith("RssAnon")), "0")
-                self.peaks[child.pid] = max(self.peaks[child.pid], int(held) * 1024)
+                told = dict(line.split(":\t", 1) for line in lines)
+                if told["Name"] in NAMES and "RssAnon" in told:  # which one that has ended has no more
+                    held = int(told["RssAnon"].split()[0]) * 1024
+                    self.peaks[child.pid] = max(self.peaks[child.pid], held)
 
 
 def check(directory: Path, tensor: int = 1, pipeline: int = 1, weights: str | None = None) -> None:
@@ -93,7 +98,8 @@ def check(directory: Path, tensor: int = 1, pipeline: int = 1, weights: str | No
         watch.end()
     assert tuple(rank.weight_bytes for rank in ranks) == weight_bytes(spec.in_engine, plan)
     for rank in ranks:
-        more = watch.loaded[rank.rank][rank.pid] - rank.base_bytes - rank.weight_bytes
+        assert rank.pid in watch.peaks, f"rank {rank.rank} was never seen by its name"
+        more = watch.peaks[rank.pid] - rank.base_bytes - rank.weight_bytes
         assert more < MARGIN, f"rank {rank.rank} of {rank.weight_bytes:,} bytes of weights took {more:,} more"
 
 

@@ -18,6 +18,7 @@ from ferrule.engine.architectures import (
     tensor_refusal,
 )
 from ferrule.engine.download import download
+from ferrule.engine.import_structure import import_models
 from ferrule.engine.weights.checkpoint import Checkpoint, quantization_of
 from ferrule.engine.weights.formats import Weight, known_methods
 from ferrule.engine.weights.formats.grouped import GroupedFormat
@@ -92,6 +93,7 @@ def read_config(directory: Path) -> Any:
     file = configuration_file(directory)
     fields = {} if file.suffix == SUFFIX else read_json(file)
     load = partial(_load_gguf_config, file) if file.suffix == SUFFIX else partial(_load_config, directory, fields)
+    import_models()
     return _checked(load, fields, str(file), str(directory))
 
 

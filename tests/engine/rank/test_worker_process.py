@@ -8,6 +8,7 @@ import sys
 import pytest
 
 PROGRAM = """
+import pathlib
 import sys
 import torch
 import transformers
@@ -21,6 +22,11 @@ with torch.device("meta"):
 heavy = {"scipy", "accelerate", "triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert "transformers.modeling_utils" in sys.modules
+read = transformers.utils.import_utils.define_import_structure
+once = read.cache_info().misses
+read(str(pathlib.Path(transformers.__file__).parent / "models" / "__init__.py"))
+assert read.cache_info().misses == once + 1, "the sources of the models were read twice"
+assert all(hasattr(transformers.models, name) for name in ("llama", "auto"))
 assert own == (torch.compiler.disable, torch.compiler.allow_in_graph, torch.distributed.is_available)
 with transformers.masking_utils.TransformGetItemToIndex() as mode:  # imported by its use
     assert type(mode).__module__ == "torch._dynamo._trace_wrapped_higher_order_op"

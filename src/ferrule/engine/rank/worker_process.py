@@ -21,6 +21,8 @@ import torch.distributed
 from torch._compile import _disable_dynamo
 from transformers.utils import import_utils
 
+from ferrule.engine.import_structure import import_models
+
 __all__ = ["main", "step_seconds"]
 
 _COMPILER = "torch._dynamo"
@@ -105,6 +107,7 @@ def _keep_from_asking() -> None:
 
 _decide_what_is_absent()
 _keep_from_asking()
+import_models()
 with _without_compiler():
     import_module("transformers.masking_utils")
     import_module("sympy")  # as torch's operations without memory do when a model is built: now, so that it is counted
