@@ -31,12 +31,14 @@ def ids(tokens: list[Token]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_an_answer_goes_on_after_a_crash_and_guesses_are_told() -> None:
+@pytest.mark.parametrize("speculate", ["ngram:6", "draft=demo:4"])
+def test_an_answer_goes_on_after_a_crash_and_guesses_are_told(speculate: str) -> None:
     greedy = SamplingParams(TOKENS, 0.0, ignore_eos=True)
     schema = SamplingParams(200, 0.0, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
 
     async def body() -> None:
-        engine = await start(EngineOptions("demo", 2, dtype="float32", threads=1, self_test=False, speculate="ngram:6"))
+        options = EngineOptions("demo", 2, dtype="float32", threads=1, self_test=False, speculate=speculate)
+        engine = await start(options)
         try:
             first = await asked(engine, greedy)
             structured = await asked(engine, schema)
