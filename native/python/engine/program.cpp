@@ -263,8 +263,7 @@ class PyProgram {
     const nb::gil_scoped_release release;
     Step step{machine_, given, tokens, wanted, timeout_seconds, 0, {}};
     try {
-      program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length,
-                   first);
+      program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length, first);
     } catch (const GroupEnded& ended) {
       return static_cast<int>(ended.status);
     }

@@ -175,6 +175,7 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
     device = open_device(names[world.rank], options.threads)
     if encodes(read_config(Path(options.directory))):
         _refuse_streaming(options, "encoders are run by transformers' modules")
+        _refuse_hand_over(options, "encoders are run by transformers' modules")
         return EncoderRunner(options, world, device, on_progress)
     if _in_host_memory(names):  # the native library computes there
         try:
@@ -182,8 +183,10 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
             _refuse_streaming(options, f"its step runs through transformers' modules ({unfit})")
+            _refuse_hand_over(options, f"its step runs through transformers' modules ({unfit})")
     else:
         _refuse_streaming(options, "a rank has a device of its own")
+        _refuse_hand_over(options, "a rank has a device of its own")
     alike = _alike(names)
     parts = None if _in_host_memory(names) else tensor_group(world, stage, device, alike=alike)
     return TorchRunner(options, world, stage, device, on_progress, alike=alike, parts=parts)
@@ -198,3 +201,9 @@ def _refuse_streaming(options: RankOptions, why: str) -> None:
         log.warning("--stream-weights auto: %s", told)
     else:
         raise PlanError(f"--stream-weights: {told}")
+
+
+def _refuse_hand_over(options: RankOptions, why: str) -> None:
+    """Raises `PlanError` where prompts are computed by other ranks than answers."""
+    if options.hands_over:
+        raise PlanError(f"--prefill-tp: prompts are handed over by native step programs only, on processors: {why}")
