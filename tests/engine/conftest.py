@@ -8,6 +8,7 @@ FOLDERS = (
     HERE / "weights" / "formats",
     HERE / "rank",
     HERE / "rank" / "cache",
+    HERE / "rank" / "driver",
     HERE / "devices",
     HERE / "shards",
     HERE / "gguf",

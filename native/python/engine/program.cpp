@@ -1,3 +1,4 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -21,6 +22,7 @@ namespace ferrule {
 namespace {
 
 using Floats = std::vector<float>;
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ViewGiven = std::tuple<std::size_t, std::size_t>;  // register, offset
 
 View view(const ViewGiven& given) { return {std::get<0>(given), std::get<1>(given)}; }
@@ -260,12 +262,13 @@ class PyProgram {
     program_.add(std::move(operation));
   }
 
-  // Run the first `length` operations (all: 0). `spans`: (sequence, tokens seen, tokens). `hidden`: address of float32
-  // numbers for register 0, or 0. `adapters`: the number of each span's, or none at all. Returns the status of the
-  // group's operation that failed, or OK.
+  // Run operations `first` up to `length` (all: 0). `spans`: (sequence, tokens seen, tokens). `hidden`: address of
+  // float32 numbers for register 0, or 0. `adapters`: the number of each span's, or none at all. Returns the status of
+  // the group's operation that failed, or OK.
   int run(const std::vector<std::tuple<std::int64_t, std::size_t, std::size_t>>& spans,
           const std::vector<std::int64_t>& tokens, const std::vector<std::size_t>& wanted, std::uintptr_t hidden,
-          double timeout_seconds, std::size_t length, const std::vector<std::size_t>& adapters) {
+          double timeout_seconds, std::size_t length, const std::vector<std::size_t>& adapters, std::size_t first) {
+    if (first > (length == 0 ? program_.length() : length)) throw std::invalid_argument("it ends before it begins");
     std::vector<SequenceSpan> given;
     std::size_t count = 0;
     if (!adapters.empty() && adapters.size() != spans.size()) throw std::invalid_argument("an adapter for each span");
@@ -281,7 +284,7 @@ class PyProgram {
     const nb::gil_scoped_release release;
     Step step{machine_, given, tokens, wanted, timeout_seconds, 0, {}};
     try {
-      program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length);
+      program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length, first);
     } catch (const GroupEnded& ended) {
       return static_cast<int>(ended.status);
     }
@@ -309,10 +312,32 @@ class PyProgram {
     if (data.size() != machine_.cache.block_bytes()) throw std::invalid_argument("not as many bytes as a block has");
     machine_.cache.write(block, reinterpret_cast<const std::uint8_t*>(data.data()));
   }
+  void open_block(std::int64_t block) { machine_.cache.open(block); }
+  using PartGiven = std::tuple<std::size_t, std::size_t, std::size_t>;  // layer, first head, heads
+  std::size_t part_bytes(const PartGiven& given) const { return machine_.cache.part_bytes(part(given)); }
+  // `to` has room for as many bytes as `count` blocks have of the part.
+  void copy_part(std::int64_t sequence, std::size_t place, std::size_t count, const PartGiven& given, Bytes to) {
+    check_size(given, count, to.size());
+    machine_.cache.copy_part(sequence, place, count, part(given), to.data());
+  }
+  // Also while another thread is inside of `run`.
+  void put_part(const std::vector<std::int64_t>& blocks, const PartGiven& given, Bytes from) {
+    check_size(given, blocks.size(), from.size());
+    const std::size_t bytes = part_bytes(given);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      machine_.cache.put_part(blocks[i], part(given), from.data() + i * bytes);
+    }
+  }
   std::size_t block_bytes() const { return machine_.cache.block_bytes(); }
   std::size_t bytes_per_token() const { return machine_.cache.bytes_per_token(); }
 
  private:
+  static KvCache::Part part(const PartGiven& given) {
+    return {std::get<0>(given), std::get<1>(given), std::get<2>(given)};
+  }
+  void check_size(const PartGiven& given, std::size_t blocks, std::size_t bytes) const {
+    if (bytes != blocks * part_bytes(given)) throw std::invalid_argument("not as many bytes as the blocks' part has");
+  }
   static const PyMatrix::Place& place_of(const PyMatrix& matrix) {
     if (matrix.place().pool == nullptr) throw std::invalid_argument("a matrix that is in memory");
     return matrix.place();
@@ -366,7 +391,7 @@ void bind_programs(nb::module_& module) {
            "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "sharing"_a,
            "bounds"_a, "inner"_a, "kind"_a, "interleaved"_a, "matrices"_a, "biases"_a)
       .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout_seconds"_a, "length"_a,
-           "adapters"_a)
+           "adapters"_a, "first"_a = 0)
       .def("address", &PyProgram::address, "register"_a)
       .def("release", &PyProgram::release, "sequence"_a)
       .def("keep", &PyProgram::keep, "sequence"_a, "place"_a, "block"_a)
@@ -374,6 +399,10 @@ void bind_programs(nb::module_& module) {
       .def("drop", &PyProgram::drop, "block"_a)
       .def("read_block", &PyProgram::read_block, "block"_a)
       .def("write_block", &PyProgram::write_block, "block"_a, "data"_a)
+      .def("open_block", &PyProgram::open_block, "block"_a)
+      .def("part_bytes", &PyProgram::part_bytes, "part"_a)
+      .def("copy_part", &PyProgram::copy_part, "sequence"_a, "place"_a, "count"_a, "part"_a, "to"_a)
+      .def("put_part", &PyProgram::put_part, "blocks"_a, "part"_a, "data"_a)
       .def_prop_ro("block_bytes", &PyProgram::block_bytes)
       .def_prop_ro("length", &PyProgram::length)
       .def_prop_ro("bytes_per_token", &PyProgram::bytes_per_token);

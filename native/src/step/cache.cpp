@@ -85,6 +85,7 @@ void KvCache::drop(std::int64_t block) {
   if (found == blocks_.end()) return;
   for (const Page page : found->second) give_back(page);
   blocks_.erase(found);
+  opened_.erase(block);
 }
 
 void KvCache::read(std::int64_t block, std::uint8_t* to) const {
@@ -100,6 +101,48 @@ void KvCache::write(std::int64_t block, const std::uint8_t* from) {
   for (std::size_t i = 0; i < kBlockPages; ++i) {
     made.push_back(take());
     std::memcpy(start(made.back()), from + i * page_bytes_, page_bytes_);
+  }
+}
+
+void KvCache::open(std::int64_t block) {
+  drop(block);
+  Block& made = blocks_[block];
+  auto& starts = opened_[block];
+  for (std::size_t i = 0; i < kBlockPages; ++i) {
+    made.push_back(take());
+    starts[i] = start(made.back());
+  }
+}
+
+std::size_t KvCache::part_start(const Part& part) const {
+  if (part.layer >= layers_.size() || part.heads == 0 || part.first + part.heads > layers_[part.layer].heads) {
+    throw std::out_of_range("the cache has no such heads");
+  }
+  return layer_starts_[part.layer] + part.first * layers_[part.layer].page_bytes(cached_) / layers_[part.layer].heads;
+}
+
+std::size_t KvCache::part_bytes(const Part& part) const {
+  static_cast<void>(part_start(part));
+  return kBlockPages * part.heads * layers_[part.layer].page_bytes(cached_) / layers_[part.layer].heads;
+}
+
+void KvCache::copy_part(std::int64_t sequence, std::size_t place, std::size_t count, const Part& part,
+                        std::uint8_t* to) const {
+  const std::vector<Page>& pages = sequences_.at(sequence);
+  const std::size_t begin = part_start(part);
+  const std::size_t bytes = part_bytes(part) / kBlockPages;
+  if ((place + count) * kBlockPages > pages.size()) throw std::out_of_range("the sequence has no such blocks");
+  for (std::size_t i = place * kBlockPages; i < (place + count) * kBlockPages; ++i, to += bytes) {
+    std::memcpy(to, start(pages[i]) + begin, bytes);
+  }
+}
+
+void KvCache::put_part(std::int64_t block, const Part& part, const std::uint8_t* from) {
+  const std::size_t begin = part_start(part);
+  const std::size_t bytes = part_bytes(part) / kBlockPages;
+  for (std::uint8_t* const page : opened_.at(block)) {
+    std::memcpy(page + begin, from, bytes);
+    from += bytes;
   }
 }
 

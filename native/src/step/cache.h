@@ -4,6 +4,7 @@
 // its pages, which are counted, and write behind them only.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -62,6 +63,21 @@ class KvCache {
   // Bytes of a block, of all layers, as they lie in memory: those of one that is kept, or of a new one.
   void read(std::int64_t block, std::uint8_t* to) const;
   void write(std::int64_t block, const std::uint8_t* from);
+  // A new block, whose contents are still to be put into it.
+  void open(std::int64_t block);
+
+  // Part of some blocks that is one layer's and belongs to `heads` of its key/value heads from `first` on: block after
+  // block, as it lies in memory.
+  struct Part {
+    std::size_t layer = 0, first = 0, heads = 0;
+  };
+  // Throws std::out_of_range where the cache has no such part.
+  std::size_t part_bytes(const Part& part) const;  // of one block
+  // Of `count` blocks of a sequence from block `place` on. Throws std::out_of_range where it has no such.
+  void copy_part(std::int64_t sequence, std::size_t place, std::size_t count, const Part& part, std::uint8_t* to) const;
+  // Into a block that `open` made; also while a step runs, which must not use the block. Throws std::out_of_range where
+  // it is no such.
+  void put_part(std::int64_t block, const Part& part, const std::uint8_t* from);
 
   using Page = std::uint32_t;
   // Of a sequence, in the order of its tokens.
@@ -78,6 +94,7 @@ class KvCache {
                    const float* value) const;
   Page take();
   void give_back(Page page);
+  std::size_t part_start(const Part& part) const;  // within a page of all layers
   std::uint8_t* start(Page page);
   const std::uint8_t* start(Page page) const;
 
@@ -92,6 +109,7 @@ class KvCache {
   std::vector<Page> free_;
   std::vector<std::uint32_t> users_;  // of each page: sequences and blocks
   std::unordered_map<std::int64_t, Block> blocks_;
+  std::unordered_map<std::int64_t, std::array<std::uint8_t*, kBlockPages>> opened_;  // where their pages begin
   std::unordered_map<std::int64_t, std::vector<Page>> sequences_;
 };
 

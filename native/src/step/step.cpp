@@ -66,16 +66,22 @@ std::size_t StepProgram::add_register(std::size_t width) {
   return machine_.registers.size() - 1;
 }
 
-void StepProgram::run(Step& step, const float* hidden, std::size_t length) {
-  FERRULE_ASSERT(length <= operations_.size());
+void StepProgram::run(Step& step, const float* hidden, std::size_t length, std::size_t first) {
+  FERRULE_ASSERT(first <= length && length <= operations_.size());
   step.positions.clear();
   for (const SequenceSpan& span : step.spans) {
-    machine_.cache.reserve(span.sequence, span.seen, span.tokens);
     for (std::size_t i = 0; i < span.tokens; ++i) step.positions.push_back(static_cast<std::int64_t>(span.seen + i));
   }
   step.count = step.positions.size();
   step.first = 0;
   step.apart = false;
+  if (first == 0) begin(step, hidden);
+  for (std::size_t i = first; i < length; ++i) operations_[i]->run(step);
+  if (step.apart) gather_rows(step, 0, Element::f32, wire_);  // what a stage hands on is whole on every rank
+}
+
+void StepProgram::begin(Step& step, const float* hidden) {
+  for (const SequenceSpan& span : step.spans) machine_.cache.reserve(span.sequence, span.seen, span.tokens);
   for (RotaryTable& table : machine_.rotary) find_angles(table, step.positions);
   for (Register& each : machine_.registers) {
     if (each.numbers.size() < step.count * each.width) each.numbers.resize(step.count * each.width);
@@ -84,8 +90,6 @@ void StepProgram::run(Step& step, const float* hidden, std::size_t length) {
     Register& first = machine_.registers.front();
     std::memcpy(first.numbers.data(), hidden, step.count * first.width * sizeof(float));
   }
-  for (std::size_t i = 0; i < length; ++i) operations_[i]->run(step);
-  if (step.apart) gather_rows(step, 0, Element::f32, wire_);  // what a stage hands on is whole on every rank
 }
 
 }  // namespace ferrule

@@ -125,11 +125,14 @@ class StepProgram {
   void add(std::unique_ptr<StepOperation> operation) { operations_.push_back(std::move(operation)); }
   std::size_t length() const { return operations_.size(); }
 
-  // Run the first `length` operations on a batch. `hidden`: what the stage before sent, float32 (tokens, width), for
-  // register 0; or nullptr. Throws GroupEnded, std::bad_alloc.
-  void run(Step& step, const float* hidden, std::size_t length);
+  // Run operations `first` up to `length` (not included) on a batch. `hidden`: what the stage before sent, float32
+  // (tokens, width), for register 0; or nullptr. Those before `first`, if any, have just been run on the same batch.
+  // Throws GroupEnded, std::bad_alloc.
+  void run(Step& step, const float* hidden, std::size_t length, std::size_t first = 0);
 
  private:
+  void begin(Step& step, const float* hidden);
+
   Machine& machine_;
   std::vector<std::unique_ptr<StepOperation>> operations_;
   Wire wire_;

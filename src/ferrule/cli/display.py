@@ -106,16 +106,25 @@ def show_ready(
     ]
     tables = [plan_table(each.plan, each.ranks) for each in _copies(engine)]
     if len(tables) > 1:
-        title.append(f", by {len(tables)} replicas")
+        title.append(", with ranks for prompts" if _is_apart(engine) else f", by {len(tables)} replicas")
     console.print(Panel(Group(title, how, *tables, *told), title="ferrule", expand=False))
     show_curl(console, url, engine, with_key=with_key, tls=tls)
 
 
 def _copies(engine: Engine) -> Sequence[Engine]:
-    """Its replicas, or itself."""
+    """Its replicas, or itself, with the engine of its prompts if it has one."""
+    from ferrule.engine.apart.engine import ApartEngine
     from ferrule.engine.replicas.engine import Replicas
 
+    if isinstance(engine, ApartEngine):
+        return [engine, engine.prompts]
     return engine.loaded if isinstance(engine, Replicas) else [engine]
+
+
+def _is_apart(engine: Engine) -> bool:
+    from ferrule.engine.apart.engine import ApartEngine
+
+    return isinstance(engine, ApartEngine)
 
 
 def show_curl(console: Console, url: str, engine: Engine, *, with_key: bool, tls: ServerTls | None) -> None:

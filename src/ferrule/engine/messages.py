@@ -47,9 +47,21 @@ class Meet(msgspec.Struct, frozen=True, omit_defaults=True, tag="meet", tag_fiel
     options: RankOptions | None = None
 
 
+class Hand(msgspec.Struct, frozen=True, array_like=True):
+    """Of a prompt the blocks from ``first`` up to ``last`` (not included) are for ``request`` of the other ranks of
+    hand-over group ``number``. ``whole``: they go when all are computed."""
+
+    request: int
+    first: int
+    last: int
+    number: int
+    whole: bool = False
+
+
 class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
     """A request. ``made``: tokens of its answer that there were before the ranks were lost; ``scored``: as many of the
-    prompt's tokens had their log-probabilities. ``images``: whether it has some, which came before it (`Attach`)."""
+    prompt's tokens had their log-probabilities. ``images``: whether it has some, which came before it (`Attach`).
+    ``hand``: what of it goes to other ranks."""
 
     id: int
     prompt: tuple[int, ...]
@@ -57,6 +69,7 @@ class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
     params: SamplingParams
     scored: int = 0
     images: bool = False
+    hand: Hand | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach", tag_field="op"):
@@ -85,7 +98,28 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
     id: int
 
 
-Order = Start | Meet | Learn | Attach | Add | Embed | Cancel
+class Listen(msgspec.Struct, frozen=True, tag="listen", tag_field="op"):
+    """The driver is to be the first rank of a hand-over group, and to say where that is joined (`Listening`)."""
+
+
+class Join(msgspec.Struct, frozen=True, tag="join", tag_field="op"):
+    """All ranks are to join hand-over group ``number``, of ``size`` ranks, at ``addresses`` and with ``key``
+    (hexadecimal): those of this engine are the ones from ``first`` on, the driver before all others."""
+
+    number: int
+    first: int
+    size: int
+    key: str
+    addresses: tuple[str, ...]
+
+
+class Unhanded(msgspec.Struct, frozen=True, tag="unhanded", tag_field="op"):
+    """No more blocks of request ``id`` will come from other ranks (`Wanted`)."""
+
+    id: int
+
+
+Order = Start | Meet | Learn | Attach | Add | Embed | Cancel | Listen | Join | Unhanded
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive", tag_field="event"):
@@ -140,6 +174,53 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded", tag_field="event"):
     vector: bytes
 
 
+class Listening(msgspec.Struct, frozen=True, tag="listening", tag_field="event"):
+    """Where a hand-over group is joined."""
+
+    addresses: tuple[str, ...]
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined", tag_field="event"):
+    """All ranks have joined hand-over group ``number``."""
+
+    number: int
+
+
+class Parted(msgspec.Struct, frozen=True, tag="parted", tag_field="event"):
+    """Hand-over group ``number`` has ended, or could not be made."""
+
+    number: int
+    reason: str
+
+
+class Wanted(msgspec.Struct, frozen=True, tag="wanted", tag_field="event"):
+    """Blocks ``first`` up to ``last`` (not included) of the prompt of request ``id`` are wanted from the other
+    ranks of hand-over group ``number``."""
+
+    id: int
+    first: int
+    last: int
+    number: int
+
+
+class Received(msgspec.Struct, frozen=True, tag="received", tag_field="event"):
+    """Of request ``id`` so many ``blocks`` of those `Wanted` have come, and no more are waited for."""
+
+    id: int
+    blocks: int
+    wanted: int
+
+
+class HandedOver(msgspec.Struct, frozen=True, tag="handed", tag_field="event"):
+    """What this rank had to send for ``request`` of the other ranks has come there: ``size`` bytes in ``seconds``, of
+    which so many were ``behind`` the last layer's computing."""
+
+    request: int
+    size: int
+    seconds: float
+    behind: float
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused", tag_field="event"):
     """Request ``id`` cannot be answered, or not further, by its own fault. ``code``: as in `RequestError`."""
 
@@ -178,7 +259,8 @@ class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
     keeps: bool = False
 
 
-Event = Alive | Here | Loading | Ready | Tokens | Scores | Embedded | Refused | Load | Failed
+HandOverEvent = Listening | Joined | Parted | Wanted | Received | HandedOver
+Event = Alive | Here | Loading | Ready | Tokens | Scores | Embedded | Refused | Load | Failed | HandOverEvent
 
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -31,6 +31,8 @@ After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 KEPT_SECONDS = 300.0
 """Seconds that a rank which has lost others keeps what it has loaded, and waits to be told to meet them anew."""
 
+PROMPTS, ANSWERS = "prompts", "answers"
+"""Of ``hands_over``."""
 AS_NEEDED = 0
 """Of ``stream_weights``: as much as does not fit."""
 
@@ -106,7 +108,9 @@ class SharedOptions:
     of each rank's disk. ``inter_token_limit``: as `inter_token.parse_inter_token_limit` takes it. ``kv_cache``: of
     `KV_CACHES`, in what keys and values are kept; ``auto``: in what the model computes in. ``stream_weights``: weights
     of layers may stay on each rank's disk, from where steps read them, so that those in memory take so many bytes;
-    `AS_NEEDED`: if they do not fit, so much as leaves room for caches; None: never."""
+    `AS_NEEDED`: if they do not fit, so much as leaves room for caches; None: never. ``hands_over``: whether
+    the ranks compute `PROMPTS` for those of another engine, or `ANSWERS` to prompts that those compute; empty: both by
+    themselves."""
 
     self_test: bool = True
     device: str = CPU
@@ -121,6 +125,7 @@ class SharedOptions:
     inter_token_limit: str = AUTO
     kv_cache: str = "auto"
     stream_weights: int | None = None
+    hands_over: str = ""
 
     def shared(self) -> dict[str, Any]:
         """These options by their names."""

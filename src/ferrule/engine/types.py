@@ -248,12 +248,29 @@ class StreamUse:
 
 
 @dataclass(frozen=True)
+class HandOverUse:
+    """Use of ranks that compute prompts for others. ``state`` and ``error``: theirs; ``joined``: whether they can hand
+    something over. ``prompts`` came whole, ``tokens`` of all; of ``failed`` ones the ranks for answers computed the
+    rest. By the first rank for prompts: ``size`` bytes sent in ``seconds``, ``behind`` of them after the last layer."""
+
+    state: State
+    error: str | None = None
+    joined: bool = False
+    prompts: int = 0
+    tokens: int = 0
+    failed: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    behind: float = 0.0
+
+
+@dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
     how often it has come back. ``note``: what people should know although it runs, such as a device that is lost.
     ``prefix``: None where there is no prefix cache; ``speculation``: where nothing is guessed; ``streamed``: where all
     weights are in memory. ``replicas``: its copies, where there are to be several; the model is ready as long as one
-    is."""
+    is. ``hand_over``: None where all ranks compute prompts."""
 
     state: State
     error: str | None = None
@@ -267,6 +284,7 @@ class Health:
     speculation: SpeculationUse | None = None
     streamed: StreamUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
+    hand_over: HandOverUse | None = None
 
 
 class ChatMessage(TypedDict):

@@ -49,7 +49,7 @@ def test_a_decode_step_of_many_sequences_is_one_frame() -> None:
 
 def test_bytes_of_another_version_or_length_are_refused() -> None:
     data = msgspec.msgpack.encode(Batch((Span(1, 2, 3, True),), (4, 5, 6)))
-    assert data[1] == 7  # the version
+    assert data[1] == 8  # the version
     for broken in (data[:-1], data[:1] + bytes([99]) + data[2:]):
         with pytest.raises(EngineError, match="same version"):
             decode(broken)

@@ -104,6 +104,15 @@ PrefixDisk = Annotated[
         "The files hold what prompts were made into.",
     ),
 ]
+PrefillTp = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-tp",
+        metavar="N",
+        min=1,
+        help="Compute prompts on N further ranks, each layer cut in N parts; those of --tp make the answers.",
+    ),
+]
 InterTokenLimit = Annotated[
     str,
     typer.Option(

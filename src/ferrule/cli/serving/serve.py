@@ -11,6 +11,7 @@ import typer
 
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
+from ferrule.cli.serving.apart import refuse_apart, run_apart
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -25,6 +26,7 @@ from ferrule.cli.serving.model import (
     KvCache,
     MaxContext,
     Pp,
+    PrefillTp,
     PrefixCache,
     PrefixDisk,
     SelfTest,
@@ -209,6 +211,7 @@ def serve(
             metavar="N|auto", help="Whole copies of the model behind one address; auto: as many as the planner says."
         ),
     ] = None,
+    prefill_tp: PrefillTp = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -236,7 +239,8 @@ def serve(
     }
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
-        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel or expert_exchange})
+        whole = expert_parallel or expert_exchange
+        refuse_for_several({"--shares": shares, "--expert-parallel": whole, "--prefill-tp": prefill_tp})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -259,6 +263,7 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
+    refuse_apart(prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None)
     whole_experts = expert_parallel or expert_exchange
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
     saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts)
@@ -343,6 +348,7 @@ def serve(
 
     split = tp is not None or pp is not None
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
+    alone = not several and copies is None and prefill_tp is None
     with (
         listen(
             host,
@@ -351,7 +357,7 @@ def serve(
             encrypted=tls is not None or plain_http,
             keyed=keyed,
         ) as listener,
-        nullcontext() if several or copies is not None else expecting(ranks, threads, encrypt) as expected,
+        expecting(ranks, threads, encrypt) if alone else nullcontext() as expected,
     ):
         from ferrule.cli.serving.placing import Placing, placing
         from ferrule.engine import EngineOptions
@@ -383,6 +389,10 @@ def serve(
         )
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
+            return
+        if prefill_tp is not None:
+            served = {"tool_parser": tool_parser, "aliases": aliases}
+            run_apart(console, options, prefill_tp, split=split, demo=demo, front=front, **served)
             return
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         if saved is None:

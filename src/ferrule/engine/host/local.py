@@ -22,7 +22,20 @@ from ferrule.engine.host.starting import Running
 from ferrule.engine.host.supervisor import RankSupervisor
 from ferrule.engine.images.prompts import ImagePrompts, order_of
 from ferrule.engine.images.reader import ImageReader
-from ferrule.engine.messages import Cancel, Embedded, Event, Learn, Load, Loading, Refused, Scores, Tokens
+from ferrule.engine.messages import (
+    Cancel,
+    Embedded,
+    Event,
+    Hand,
+    HandOverEvent,
+    Learn,
+    Load,
+    Loading,
+    Order,
+    Refused,
+    Scores,
+    Tokens,
+)
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.source import COMPUTED
 from ferrule.engine.turn import FIRST_COME, Turn
@@ -93,6 +106,8 @@ class LocalEngine:
         self._on_progress: ProgressCallback | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when the ranks are lost, before their requests wait; when they are back; and when they never will."""
+        self.on_hand_over: Callable[[HandOverEvent], None] = lambda event: None
+        """Called with what the ranks say of prompts that go from one group of them to another."""
         self._supervisor = RankSupervisor(told, planner, self)
 
     async def load(self, on_progress: ProgressCallback | None) -> None:
@@ -120,9 +135,10 @@ class LocalEngine:
         images: Sequence[ImageInput] = (),
         *,
         history: History | None = None,
+        hand: Hand | None = None,
     ) -> AsyncGenerator[Token, None]:
-        """See `ferrule.engine.types.Engine.generate`. ``history``: the answer goes on behind that. Raises
-        `ReleasedError` after `release`."""
+        """See `ferrule.engine.types.Engine.generate`. ``history``: the answer goes on behind that. ``hand``: what of
+        the prompt goes to other ranks. Raises `ReleasedError` after `release`."""
         if images and self.image_marker is None:
             raise RequestError(TEXT_ONLY, code="unsupported")
         if self.embedding.only:
@@ -134,7 +150,7 @@ class LocalEngine:
             raise RequestError(NO_STRUCTURE, code="unsupported")
         if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
-        with self._opened(self._requests.add(prompt, params, images=images, history=history)) as stream:
+        with self._opened(self._requests.add(prompt, params, None, images, history, hand)) as stream:
             finished = False
             while not finished:
                 token = _taken(await stream.get(), Token)
@@ -180,6 +196,10 @@ class LocalEngine:
             if request.sent and not request.finished:
                 self._supervisor.send(Cancel(request.number))
             self._send_due()  # others may have waited for this one
+
+    def order(self, message: Order) -> None:
+        """To the driver; nothing happens while there is none."""
+        self._supervisor.send(message)
 
     @property
     def state(self) -> State:
@@ -253,6 +273,8 @@ class LocalEngine:
             case Loading():
                 if self._on_progress is not None:
                     self._on_progress(event.progress)
+            case _ if isinstance(event, HandOverEvent):
+                self.on_hand_over(event)
 
     def went_up(self, running: Running) -> int:
         self._taught = False

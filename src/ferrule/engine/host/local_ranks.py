@@ -37,14 +37,21 @@ CLOSED_PORT = 9
 
 
 class LocalStarter:
-    """`RankStarter` of this machine. ``lab``: rank r runs on its host r modulo hosts.
+    """`RankStarter` of this machine. ``lab``: rank r runs on its host ``first_host`` + r modulo hosts.
 
     ``standby``: keep a process for each rank that has done its imports, which are most of a start. ``expected``: those
     that the first start takes, if they are of its kind.
     """
 
-    def __init__(self, lab: Lab | None = None, *, standby: bool = False, expected: LocalRanks | None = None) -> None:
-        self._lab, self._with_standby = lab, standby
+    def __init__(
+        self,
+        lab: Lab | None = None,
+        *,
+        standby: bool = False,
+        expected: LocalRanks | None = None,
+        first_host: int = 0,
+    ) -> None:
+        self._lab, self._with_standby, self._first = lab, standby, first_host
         self._standby = expected
         self._latest: LocalRanks | None = None
 
@@ -56,7 +63,7 @@ class LocalStarter:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""
         ranks, self._standby = self._standby, None
         if ranks is None or not _complete(ranks, _kind(options)):
-            ranks = start_ranks(_kind(options), self._lab)
+            ranks = start_ranks(_kind(options), self._lab, first_host=self._first)
         for ours in ranks.sockets:
             tell_options(ours, options)
         ranks.standby = lambda: self._standby
@@ -68,7 +75,7 @@ class LocalStarter:
         if self._standby is not None and not _complete(self._standby, kind):
             self._standby = None
         if self._with_standby and self._standby is None:
-            self._standby = start_ranks(kind, self._lab, self._latest)
+            self._standby = start_ranks(kind, self._lab, self._latest, self._first)
         return True
 
     async def close(self) -> None:
@@ -97,8 +104,8 @@ class LocalPlanner:
     """Always the same plan: on this machine, where a process that died can be started again, or on the hosts of a
     ``lab``, as soon as cables lead to all of them. A rank whose device stays lost takes another one of its host, until
     that is back.
-    ``standby`` and ``expected``: as in `LocalStarter`. With a ``choice`` the planner says on which devices of this
-    machine the model runs, and anew when one of them stays lost."""
+    ``standby``, ``expected`` and ``first_host``: as in `LocalStarter`. With a ``choice`` the planner says on which
+    devices of this machine the model runs, and anew when one of them stays lost."""
 
     def __init__(
         self,
@@ -107,11 +114,12 @@ class LocalPlanner:
         standby: bool = False,
         expected: LocalRanks | None = None,
         choice: DeviceChoice | None = None,
+        first_host: int = 0,
     ) -> None:
-        self._lab, self._choice = lab, choice
+        self._lab, self._choice, self._first = lab, choice, first_host
         self._plans: dict[tuple[str, ...], Plan] = {}
         """Those of the choice, by what is lost."""
-        self._starter = LocalStarter(lab, standby=standby, expected=expected)
+        self._starter = LocalStarter(lab, standby=standby, expected=expected, first_host=first_host)
         self._lost = LostDevices()
         self._returns = DeviceReturns(self._lost, _probe, move_back_seconds(environment()))
         self._spec: ModelSpec | None = None
@@ -127,7 +135,7 @@ class LocalPlanner:
             self._lost.note(loss, time.monotonic())
         if loss is not None and self._lab is not None and (missing := await self._missing(self._lab, options)):
             raise ModelUnavailable(
-                f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
+                f"{' and '.join(missing)} cannot be reached from {self._name(0)}, and the model needs "
                 f"{min(self._lab.size, options.plan.world_size)} hosts; it returns by itself when the cables are back"
             )
         return await self._around(self._lost, options)
@@ -138,10 +146,14 @@ class LocalPlanner:
             return None
         return None if self._lab is not None and await self._missing(self._lab, now.options) else now
 
-    @staticmethod
-    async def _missing(lab: Lab, options: RankOptions) -> list[str]:
-        reached = await _reached(lab)
-        return [lab.name(host) for host in range(min(lab.size, options.plan.world_size)) if host not in reached]
+    def _name(self, rank: int) -> str:
+        """Of a rank's host."""
+        return "" if self._lab is None else self._lab.name((self._first + rank) % self._lab.size)
+
+    async def _missing(self, lab: Lab, options: RankOptions) -> list[str]:
+        reached = await _reached(lab, self._first % lab.size)
+        hosts = [(self._first + rank) % lab.size for rank in range(min(lab.size, options.plan.world_size))]
+        return [lab.name(host) for host in hosts if host not in reached]
 
     async def _around(self, lost: LostDevices, options: RankOptions, *, running: bool = False) -> Deployment:
         """Without what is ``lost``. ``running``: the model takes memory now. Raises `PlanError`."""
@@ -167,7 +179,7 @@ class LocalPlanner:
     def _with_devices(self, lost: LostDevices, options: RankOptions, *, running: bool) -> Deployment:
         """Raises `PlanError` where the devices that are left have too little memory."""
         size = options.plan.world_size
-        hosts = ["" if self._lab is None else self._lab.name(rank % self._lab.size) for rank in range(size)]
+        hosts = [self._name(rank) for rank in range(size)]
         found = lost.around(options, hosts)
         if found is None:
             return Deployment(options, self._starter, self._starter)
@@ -204,9 +216,9 @@ async def _probe(host: str, device: str) -> str:
     return await probe_here(device)  # also of the hosts of a lab, whose devices are this machine's
 
 
-async def _reached(lab: Lab) -> set[int]:
-    """The hosts to which cables lead that carry something now, from the first one on."""
-    reached, frontier = {0}, [0]
+async def _reached(lab: Lab, first: int) -> set[int]:
+    """The hosts to which cables lead that carry something now, from host ``first`` on."""
+    reached, frontier = {first}, [first]
     while frontier:
         host = frontier.pop()
         ahead = [other for other in lab.topology.neighbours(host) if other not in reached]

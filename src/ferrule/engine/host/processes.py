@@ -144,10 +144,12 @@ def tell_options(ours: socket.socket, options: RankOptions) -> None:
         ours.sendall(encode(Start(options)))
 
 
-def start_ranks(kind: Kind, lab: Lab | None = None, beside: LocalRanks | None = None) -> LocalRanks:
+def start_ranks(
+    kind: Kind, lab: Lab | None = None, beside: LocalRanks | None = None, first_host: int = 0
+) -> LocalRanks:
     """Start rank processes, which do their imports and wait for their options, from a thread that lives as long as they
-    may. ``lab``: rank r runs on its host r modulo hosts. ``beside``: others, whose places these may take. Raises
-    `ModelUnavailable` where that cannot be now."""
+    may. ``lab``: rank r runs on its host ``first_host`` + r modulo hosts. ``beside``: others, whose places these may
+    take. Raises `ModelUnavailable` where that cannot be now."""
     size = kind.ranks
     logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
     pairs = [socket.socketpair() for _ in range(size)]
@@ -155,13 +157,13 @@ def start_ranks(kind: Kind, lab: Lab | None = None, beside: LocalRanks | None = 
 
     def command(rank: int) -> list[str]:
         argv = [sys.executable, *LIFELINE, RANK_MODULE, str(pairs[rank][1].fileno())]
-        return argv if lab is None else lab.command(rank % lab.size, argv)
+        return argv if lab is None else lab.command((first_host + rank) % lab.size, argv)
 
     launcher = LocalLauncher(
         command,
         size,
         env=rank_environment(kind.threads, kind.encrypt),
-        rank_env=None if lab is None else lab.rank_env(size, port=port),
+        rank_env=None if lab is None else lab.rank_env(size, port=port, first=first_host),
         pass_fds=[[their.fileno()] for _, their in pairs],
         output=logs,
         lasting=True,
@@ -179,7 +181,7 @@ def start_ranks(kind: Kind, lab: Lab | None = None, beside: LocalRanks | None = 
     finally:
         for _, their in pairs:
             their.close()
-    hosts = ["" if lab is None else lab.name(rank % lab.size) for rank in range(size)]
+    hosts = ["" if lab is None else lab.name((first_host + rank) % lab.size) for rank in range(size)]
     return LocalRanks(kind, launcher, pairs, hosts, logs, port)
 
 

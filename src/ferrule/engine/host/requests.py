@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ferrule.engine.messages import Add, Attach, Embed, attached
+from ferrule.engine.messages import Add, Attach, Embed, Hand, attached
 from ferrule.engine.types import ImageInput, PromptToken, SamplingParams
 from ferrule.errors import EngineError
 from ferrule.model import PoolingMode
@@ -40,14 +40,15 @@ class ReleasedError(EngineError):
 @dataclass
 class Request:
     """``pooling``: it asks for a vector, not for tokens. ``scores``: of the prompt's tokens but the first, as far as
-    they are asked for and known. ``images``: of its prompt. ``made``: the tokens of its answer so far. ``sent``: the
-    ranks have it. ``since_sent``: tokens since then."""
+    they are asked for and known. ``images``: of its prompt. ``made``: the tokens of its answer so far. ``hand``: what
+    of its prompt goes to other ranks. ``sent``: the ranks have it. ``since_sent``: tokens since then."""
 
     number: int
     prompt: tuple[int, ...]
     params: SamplingParams
     pooling: PoolingMode | None = None
     images: tuple[ImageInput, ...] = ()
+    hand: Hand | None = None
     scores: list[PromptToken] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     sent: bool = False
@@ -66,7 +67,8 @@ class Request:
             return
         if self.images:
             yield from attached(self.number, self.images)
-        yield Add(self.number, self.prompt, tuple(self.made), self.params, len(self.scores), bool(self.images))
+        made, scored = tuple(self.made), len(self.scores)
+        yield Add(self.number, self.prompt, made, self.params, scored, bool(self.images), self.hand)
 
 
 class Requests:
@@ -83,9 +85,10 @@ class Requests:
         pooling: PoolingMode | None = None,
         images: Sequence[ImageInput] = (),
         history: History | None = None,
+        hand: Hand | None = None,
     ) -> Request:
         self._last += 1
-        request = self.open[self._last] = Request(self._last, tuple(prompt), params, pooling, tuple(images))
+        request = self.open[self._last] = Request(self._last, tuple(prompt), params, pooling, tuple(images), hand)
         if history is not None:
             request.made, request.crashes = [*history.made], history.crashes
         return request

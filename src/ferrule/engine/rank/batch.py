@@ -12,6 +12,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
+from ferrule.engine.messages import Hand, Join
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
 
@@ -29,6 +30,9 @@ class Kind(IntEnum):
     """In place of logits the hidden states of all tokens are wanted, after the last norm."""
     READ = 4
     """Blocks are to be read from disk, and nothing to be computed; comes when no other batch is under way."""
+    RECEIVE = 5
+    """It is to be told how many blocks have come from the ranks that compute prompts; comes when no other batch is
+    under way."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -83,13 +87,30 @@ class Read(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Tokens of several sequences, end to end, and what is to be done before, in this order: ``kept``, then
+class Handed(msgspec.Struct, frozen=True, array_like=True):
+    """Span number ``span`` of a batch is of a prompt of which other ranks are to have what ``hand`` says."""
+
+    span: int
+    hand: Hand
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """What comes of ``request``, from its block ``first`` on, is kept as ``blocks``."""
+
+    request: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Tokens of several sequences, end to end, and what is to be done before, in this order: ``closed``, the requests
+    of which nothing more is wanted from other ranks, and ``opened``, those that begin to come; ``kept``, then
     ``released``, the sequences whose caches are to be dropped, those of ``spans`` that start with blocks, ``dropped``
     blocks, and ``forgotten``, the keys of those to be deleted on disk. ``adapters``: of each span the number of its
     adapter, from 1, or 0; empty where none has one. ``read``: of `Kind.READ`. ``pictures``: the images that it has
-    tokens of. ``axes``: the tokens' positions by axis, three times as many; empty where all are their numbers. The tag
-    is the version of the form on the wire."""
+    tokens of. ``axes``: the tokens' positions by axis, three times as many; empty where all are their numbers.
+    ``handed``: spans for other ranks; ``counted``: requests, of `Kind.RECEIVE`; ``joined``: a group that the
+    ranks join. The tag is the version of the form on the wire."""
 
     spans: tuple[Span, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -102,6 +123,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=7):
     read: tuple[Read, ...] = ()
     pictures: tuple[Picture, ...] = ()
     axes: tuple[int, ...] = ()
+    handed: tuple[Handed, ...] = ()
+    opened: tuple[Opened, ...] = ()
+    closed: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
+    joined: Join | None = None
 
     def logit_rows(self) -> list[int]:
         """Places in ``tokens`` whose logits are wanted, in the order of their spans."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ferrule.engine.messages import Hand
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.driver.guesses import Guesses
 from ferrule.engine.rank.vision.sights import Sights
@@ -22,7 +23,8 @@ class Sequence:
     many of the prompt's tokens have their log-probabilities, the first not counted, which has none. ``sights``: the
     images of its prompt. ``held``: its blocks in the prefix cache. ``overtaken``: tokens of later prompts that were
     computed while its own waited. ``preempted``: it has run before, and waits to go on. ``guesses``: what may follow.
-    ``forced``: places of tokens that were not sampled, as its grammar left no choice.
+    ``forced``: places of tokens that were not sampled, as its grammar left no choice. ``hand``: what of its prompt goes
+    to other ranks.
     """
 
     identity: int
@@ -45,6 +47,7 @@ class Sequence:
     held: HeldBlocks = field(default_factory=lambda: HeldBlocks(b""))
     guesses: Guesses = field(default_factory=Guesses)
     forced: set[int] = field(default_factory=set)
+    hand: Hand | None = None
 
     @property
     def priority(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,7 +32,9 @@ from ferrule.engine.rank.draft.load import draft_model, obtain_draft, open_draft
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.encoder.trial import try_encoder
+from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
+from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.vision.incoming import Incoming
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.warm_up import try_draft, warm_up
@@ -91,7 +94,7 @@ def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) ->
         meeting = at_meeting(settings, meet.number)
         with fabric.init(settings=meeting, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
             try:
-                serve_in(world, options, control, use, part)
+                serve_in(world, meeting, options, control, use, part)
             except FabricError as error:
                 happened = error.happened if isinstance(error, PeerLost) else str(error)
                 control.send(Failed(type(error).__name__, happened, lost_rank(world), keeps=part.stays))
@@ -123,8 +126,15 @@ def lost_rank(world: fabric.Group) -> int | None:
     return None
 
 
-def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: DeviceUse, part: Part) -> None:
-    """``part``: of this rank, if it has it already."""
+def serve_in(
+    world: fabric.Group,
+    settings: FabricSettings,
+    options: RankOptions,
+    control: Control,
+    use: DeviceUse,
+    part: Part,
+) -> None:
+    """``settings``: by which it met the others. ``part``: of this rank, if it has it already."""
     base = peak = private_bytes()
     if part.info is not None:
         base, peak = part.info.base_bytes, part.info.peak_bytes
@@ -183,15 +193,26 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: D
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
     use.starting, part.runner, part.draft, part.info = False, runner, draft, info
-    control.send(Ready(info, trial.cache_tokens))
-    if world.rank == options.plan.driver:
-        incoming = Incoming(seeing_of(obtained.directory))
-        guesses = None
-        if draft is not None and tried is not None:
-            guesses = draft_model(draft, tried, vocabulary, trial)
-        Driver(options, runner, control, trial, vocabulary, short_context(config), prefixes, incoming, guesses).loop()
-    else:
-        follow(runner)
+    with hand_over_end(runner, settings, control) as end:
+        control.send(Ready(info, trial.cache_tokens))
+        if world.rank == options.plan.driver:
+            incoming, short = Incoming(seeing_of(obtained.directory)), short_context(config)
+            guesses = None
+            if draft is not None and tried is not None:
+                guesses = draft_model(draft, tried, vocabulary, trial)
+            Driver(options, runner, control, trial, vocabulary, short, prefixes, incoming, guesses, end).loop()
+        else:
+            follow(runner, end)
+
+
+def hand_over_end(
+    runner: Runner, settings: FabricSettings, control: Control
+) -> AbstractContextManager[HandOverEnd | None]:
+    """That of this rank, where prompts are handed over."""
+    if not runner.options.hands_over:
+        return nullcontext()
+    assert isinstance(runner, StepRunner)  # `make_runner` refuses others
+    return HandOverEnd(runner, settings, control.send)
 
 
 def transports(world: fabric.Group) -> str:
@@ -199,10 +220,13 @@ def transports(world: fabric.Group) -> str:
     return world.describe().transports if world.size > 1 else "none"
 
 
-def follow(runner: Runner) -> None:
+def follow(runner: Runner, end: HandOverEnd | None = None) -> None:
     """Run what the driver announces."""
     while True:
         batch = receive(runner.world, runner.plan.driver, STEP_TIMEOUT)
+        obeyed(end, batch)
         runner.run(batch)
+        if end is not None and batch.kind is Kind.RECEIVE:
+            end.count(batch)
         if batch.kind is Kind.READ:
             read_blocks(runner.shared, batch, runner.world)

@@ -184,30 +184,31 @@ class Lab:
         """A port that was not given out yet, for `rank_env`: all ports of a new host are free."""
         return next(self._new_ports)
 
-    def rank_env(self, ranks: int | None = None, *, port: int = PORT) -> list[dict[str, str]]:
-        """The environment of each rank when rank r runs on host r modulo hosts: its host, and the way to rank 0.
+    def rank_env(self, ranks: int | None = None, *, port: int = PORT, first: int = 0) -> list[dict[str, str]]:
+        """The environment of each rank when rank r runs on host ``first`` + r modulo hosts: its host, and the way to
+        rank 0.
 
-        A rank whose host has no cable to host 0 is given the address of the neighbour through which it gets there;
+        A rank whose host has no cable to that one's is given the address of the neighbour through which it gets there;
         so the first rank of every host listens. ``port``: another one for each job that runs at the same time.
         """
         found = []
         for rank in range(self.size if ranks is None else ranks):
-            host = rank % self.size
+            host = (first + rank) % self.size
             # A socket of the launcher would be outside of the host.
-            addresses = ",".join(f"{address}:{port}" for address in self._leaders(host))
+            addresses = ",".join(f"{address}:{port}" for address in self._leaders(host, first % self.size))
             env = {"FERRULE_ADDRESS": addresses, "FERRULE_LISTEN_FD": ""}
             if rank < self.size:
                 env["FERRULE_LISTEN"] = f":{port}"
             found.append(self.env(host) | env)
         return found
 
-    def _leaders(self, host: int) -> list[str]:
-        """Addresses at which ranks of ``host`` find rank 0, or a rank that relays to it."""
-        if host == 0:
-            return [cable.address(0) for cable in self.cables if 0 in cable.hosts] or ["127.0.0.1"]
-        hop = self.topology.next_hop(host, 0)
+    def _leaders(self, host: int, first: int) -> list[str]:
+        """Addresses at which ranks of ``host`` find rank 0, which host ``first`` has, or a rank that relays to it."""
+        if host == first:
+            return [cable.address(first) for cable in self.cables if first in cable.hosts] or ["127.0.0.1"]
+        hop = self.topology.next_hop(host, first)
         if hop is None:
-            raise LabError(f"no cables lead from {self.name(host)} to {self.name(0)}")
+            raise LabError(f"no cables lead from {self.name(host)} to {self.name(first)}")
         return [self.address(hop, host)]
 
     def popen(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ferrule.engine import PrefixUse, Recovery, ReplicaHealth, SpeculationUse, StreamUse
+from ferrule.engine import HandOverUse, PrefixUse, Recovery, ReplicaHealth, SpeculationUse, StreamUse
 from ferrule.serve.answer.form import Counts
 
 
@@ -217,7 +217,7 @@ class ManyHealthBody(msgspec.Struct):
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
     """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``,
-    ``speculation``, ``streamed_weights``: as in `ferrule.engine.Health`."""
+    ``speculation``, ``streamed_weights``, ``hand_over``: as in `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -232,3 +232,4 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     speculation: SpeculationUse | None = None
     streamed_weights: StreamUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
+    hand_over: HandOverUse | None = None

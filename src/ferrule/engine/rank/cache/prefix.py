@@ -106,7 +106,7 @@ class PrefixIndex:
         self.blocks: dict[bytes, Block] = {}
         self.stored: OrderedDict[bytes, None] = OrderedDict.fromkeys(stored)
         self._numbers = self._tick = 0
-        self._unused = 0
+        self._unused = self._expected = 0
         self._clock = 0.0
         self._leaves: list[tuple[tuple[float, int], bytes]] = []
         self._kept: list[Kept] = []
@@ -116,8 +116,13 @@ class PrefixIndex:
 
     @property
     def tokens(self) -> int:
-        """That the blocks hold."""
-        return BLOCK * len(self.blocks)
+        """That the blocks hold, and those that are to come."""
+        return BLOCK * (len(self.blocks) + self._expected)
+
+    @property
+    def unused(self) -> int:
+        """Tokens of blocks that no sequence has."""
+        return BLOCK * self._unused
 
     def match(self, keys: Iterable[bytes]) -> list[Block]:
         """The first blocks of a sequence with ``keys`` that the ranks have in memory."""
@@ -187,13 +192,32 @@ class PrefixIndex:
         if wanted and self.costs.read >= self.costs.block:
             self.costs.read *= _FORGIVEN
             wanted = []
-        for block in matched:
-            block.users += 1
-        room += BLOCK * self.evict(-(-(BLOCK * len(wanted) - room) // BLOCK))
-        for block in matched:
-            block.users -= 1
-        self._touch(matched)
+        room = self._make_room(matched, BLOCK * len(wanted), room)
         return tuple(Read(self._number(), key) for key in wanted[: max(0, room) // BLOCK])
+
+    def expect(self, keys: Sequence[bytes], room: int) -> tuple[Read, ...] | None:
+        """Blocks of a sequence with ``keys``, behind those in memory, that other ranks compute: they have room from now
+        on. None where there is too little. ``room``: as of `to_read`."""
+        matched = self.match(keys)
+        count = len(keys) - len(matched)
+        if self._make_room(matched, BLOCK * count, room) < BLOCK * count:
+            return None
+        self._expected += count
+        return tuple(Read(self._number(), key) for key in keys[len(matched) :])
+
+    def have_come(self, blocks: Sequence[Read], parent: Block | None, count: int) -> None:
+        """All ranks have the first ``count`` of ``blocks``, of `expect`, behind ``parent``; the others do not come. One
+        that was computed here meanwhile is dropped."""
+        self._expected -= len(blocks)
+        for block in blocks[:count]:
+            there = self.blocks.get(block.key)
+            if there is None and (parent is None or parent.kept):
+                there = self._add(block.key, parent, block.block)
+                self._touch([there])
+            else:
+                self._dropped.append(block.block)
+            parent = there or parent
+        self._dropped += (block.block for block in blocks[count:])
 
     def have_read(self, keys: Sequence[bytes], blocks: Sequence[Read], count: int) -> None:
         """All ranks have read the first ``count`` of ``blocks``, which `to_read` gave for ``keys``; they have dropped
@@ -214,6 +238,17 @@ class PrefixIndex:
         del self._kept[: len(orders.kept)]
         del self._dropped[: len(orders.dropped)]
         del self._forgotten[: len(orders.forgotten)]
+
+    def _make_room(self, matched: Sequence[Block], wanted: int, room: int) -> int:
+        """Have ``room`` for so many tokens ``wanted`` behind ``matched`` blocks, which stay, if others may go. Returns
+        the tokens that there is room for."""
+        for block in matched:
+            block.users += 1
+        room += BLOCK * self.evict(-(-(wanted - room) // BLOCK))
+        for block in matched:
+            block.users -= 1
+        self._touch(matched)
+        return room
 
     def _number(self) -> int:
         self._numbers += 1

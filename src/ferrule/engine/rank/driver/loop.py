@@ -16,11 +16,15 @@ from ferrule.engine.messages import (
     Cancel,
     Embed,
     Embedded,
+    Join,
     Learn,
+    Listen,
+    Listening,
     Load,
     NewToken,
     Refused,
     Tokens,
+    Unhanded,
 )
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce
@@ -29,6 +33,7 @@ from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.draft.model import DraftModel
 from ferrule.engine.rank.driver.drafting import Drafting
+from ferrule.engine.rank.driver.handover import Awaiting
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
@@ -36,6 +41,7 @@ from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
+from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler
@@ -70,6 +76,7 @@ class Driver:
         prefixes: PrefixIndex | None = None,
         incoming: Incoming | None = None,
         draft: DraftModel | None = None,
+        end: HandOverEnd | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
@@ -101,6 +108,10 @@ class Driver:
         self.samplers: dict[int, Sampler] = {}
         self.incoming = incoming or Incoming(None)
         self.pools = Pools()
+        self.end = end
+        self.awaiting: Awaiting | None = None
+        if end is not None and not end.prompts and self.prefixes.enabled:
+            self.awaiting = Awaiting(end, self.prefixes, control.send)
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
@@ -115,7 +126,7 @@ class Driver:
     def step(self) -> None:
         """Take in requests and run a batch, if there is any."""
         busy = bool(self.under_way or self.scheduler.by_identity)
-        self._take_requests(0.0 if busy else OPENING_PERIOD if self.opening else IDLE_PERIOD)
+        self._take_requests(0.0 if busy else OPENING_PERIOD if self._pending else IDLE_PERIOD)
         if not busy:
             self.since = time.perf_counter()
         if self.unread is not None:
@@ -128,6 +139,10 @@ class Driver:
                 self._read()
             if self.speculation is not None:
                 self.speculation.look_ahead(self.scheduler.running, self.scheduler.pace)
+            if self.awaiting is not None and self.awaiting.due(self.scheduler.room):
+                if self.under_way:
+                    break
+                self._receive(self.awaiting)
             batch = self.scheduler.next_batch()
             if batch is None:
                 break
@@ -140,24 +155,38 @@ class Driver:
             if len(batch.tokens) >= BLOCK:
                 self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
         elif not busy:
-            self._idle()
+            self._order(self.scheduler.idle_batch())
         if not self.scheduler.by_identity:  # else the next step says so at once
             self._report_load()
+
+    @property
+    def _pending(self) -> int:
+        """Requests that are known and not yet the scheduler's."""
+        return len(self.opening) + (0 if self.awaiting is None else len(self.awaiting.requests))
 
     def _announce(self, batch: Batch) -> None:
         announce(self.runner.world, self.runner.plan.driver, batch)
 
-    def _idle(self) -> None:
-        batch = self.scheduler.idle_batch()
+    def _order(self, batch: Batch) -> None:
+        """Have all ranks do what ``batch`` says, which computes nothing."""
         self._announce(batch)
+        obeyed(self.end, batch)
         self.runner.run(batch)
+
+    def _receive(self, awaiting: Awaiting) -> None:
+        """Have all ranks do what is due for hand-overs, and begin what can begin then."""
+        batch = self.scheduler.idle_batch(awaiting.next_batch(self.scheduler.room))
+        self._order(batch)
+        for each in awaiting.counted(batch, awaiting.end.count(batch)):
+            self._add(each.order, each.matcher)
+            self.scheduler.reused(each.order.id, BLOCK * each.first)
+        self.scheduler.admit()
 
     def _read(self) -> None:
         """Have blocks read from disk, by all ranks, with which sequences can begin that wait to."""
         while (found := self.scheduler.read_batch()) is not None:
             sequence, batch = found
-            self._announce(batch)
-            self.runner.run(batch)
+            self._order(batch)
             begin = time.perf_counter()
             count = read_blocks(self.runner.shared, batch, self.runner.world)
             self.since = time.perf_counter()
@@ -185,10 +214,23 @@ class Driver:
                 self.opening.pop(order.id, None)
                 self.incoming.drop(order.id)
                 self.scheduler.cancel(order.id)
+                if self.awaiting is not None:
+                    self.awaiting.cancel(order.id)
+            elif isinstance(order, Unhanded) and self.awaiting is not None:
+                self.awaiting.give_up(order.id)
+            elif isinstance(order, Listen) and self.end is not None:
+                self.control.send(Listening(self.end.listen()))
+            elif isinstance(order, Join) and self.end is not None:
+                self._order(self.scheduler.idle_batch(Batch(kind=Kind.IDLE, joined=order)))
         for order, matcher in list(self.opening.values()):
             if matcher is None or matcher.ready():
                 del self.opening[order.id]
                 self._begin(order, matcher)
+        if self.awaiting is not None:
+            for each in self.awaiting.local(idle=not self.scheduler.by_identity):
+                self._add(each.order, each.matcher)
+            self.scheduler.closed(self.awaiting.closed)
+            self.awaiting.closed.clear()
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
         self.pools.keep(self.scheduler.by_identity)
         self.scheduler.admit()  # so that those that are said to wait do
@@ -201,6 +243,15 @@ class Driver:
             except GrammarError as error:
                 self._refuse(order.id, error)
                 return
+        if self.awaiting is None or not self.awaiting.take(order, matcher, self._about(order)):
+            self._add(order, matcher)
+
+    def _about(self, order: Add) -> str:
+        """The identity of its adapter's files; empty where it has none."""
+        found = [each for each in self.adapters if each.name == order.params.adapter]
+        return found[0].identity or str(self.adapters.index(found[0]) + 1) if found else ""
+
+    def _add(self, order: Add, matcher: Matcher | None) -> None:
         self.samplers[order.id] = Sampler(order.params, len(order.made), matcher)
         stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
         names = [None, *(adapter.name for adapter in self.adapters)]
@@ -214,9 +265,10 @@ class Driver:
             adapter=adapter,
             scored=order.scored,
             sights=self.incoming.sights(order),
-            about=(self.adapters[adapter - 1].identity or str(adapter)) if adapter else "",
+            about=self._about(order),
             forced=() if matcher is None else matcher.forced,
         )
+        self.scheduler.by_identity[order.id].hand = order.hand
 
     def _refuse(self, identity: int, error: GrammarError) -> None:
         self.incoming.drop(identity)
@@ -330,7 +382,7 @@ class Driver:
         if self.prefixes.enabled:
             use = PrefixUse(self.prefixes.tokens, BLOCK * len(self.prefixes.stored), self.scheduler.hits)
         load = Load(
-            len(self.scheduler.running), len(self.scheduler.waiting) + len(self.opening), use, self.runner.streamed()
+            len(self.scheduler.running), len(self.scheduler.waiting) + self._pending, use, self.runner.streamed()
         )
         if load != self.reported:
             self.control.send(load)

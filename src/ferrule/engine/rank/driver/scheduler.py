@@ -23,7 +23,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
 from ferrule.engine.rank.driver.pace import FLOOR, Pace
 from ferrule.engine.rank.driver.shares import Shares
-from ferrule.engine.rank.driver.spans import adapters_of, axes_of
+from ferrule.engine.rank.driver.spans import adapters_of, axes_of, handed_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.driver.stored import next_read, seekers, shared_keys
 from ferrule.engine.rank.driver.to_ranks import OrdersToRanks
@@ -137,8 +137,7 @@ class Scheduler:
                     self._restart(sequence)
                 continue
             if sequence.held.reused is None:
-                sequence.held.reused = sequence.cached
-                self.hits += sequence.cached
+                self.reused(sequence.identity, sequence.cached)
             last = sequence.cached + count
             known = len(sequence.tokens) if starts else 0
             sample = last == len(sequence.tokens) and not sequence.embedded
@@ -160,7 +159,8 @@ class Scheduler:
         overtake(prompts, {span.sequence: span.tokens for span in spans})
         kind = Kind.EMBED if self._embedding else Kind.RUN
         batch = self._batch(spans, tokens, kind)
-        return self._orders.with_batch(structs.replace(batch, pictures=tuple(pictures)))
+        handed = handed_of(spans, self.by_identity)
+        return self._orders.with_batch(structs.replace(batch, pictures=tuple(pictures), handed=handed))
 
     def _batch(self, spans: Tokens[Span], tokens: Tokens[int], kind: Kind = Kind.RUN) -> Batch:
         """Of ``spans``, without orders."""
@@ -238,8 +238,7 @@ class Scheduler:
             full = sequence.cached // BLOCK
             # Where a block could not be kept that is tried again with the next one.
             if full > max(before, len(sequence.held.blocks)) and self.prefixes.enabled and sequence.shares:
-                room = self.limits.cache_tokens - self._used()
-                sequence.held.keep(self.prefixes, sequence.identity, sequence.tokens, full, room)
+                sequence.held.keep(self.prefixes, sequence.identity, sequence.tokens, full, self.room)
             if sequence.cancelled or (sequence.embedded and not sequence.remaining):
                 self._remove(sequence)
             elif made:
@@ -265,9 +264,23 @@ class Scheduler:
                 break
         return results
 
-    def idle_batch(self) -> Batch:
-        """What the ranks are to do, when no batch follows that would say so."""
-        return self._orders.with_batch(Batch(kind=Kind.IDLE))
+    def idle_batch(self, batch: Batch | None = None) -> Batch:
+        """What the ranks are to do when no batch follows that would say so, and ``batch``, which computes nothing."""
+        return self._orders.with_batch(batch or Batch(kind=Kind.IDLE))
+
+    def reused(self, identity: int, tokens: int) -> None:
+        """So many tokens of a sequence were computed for earlier ones."""
+        self.by_identity[identity].held.reused = tokens
+        self.hits += tokens
+
+    def closed(self, requests: list[int]) -> None:
+        """As of `Batch`: the ranks are told with the next batch."""
+        self._orders.closed += requests
+
+    @property
+    def room(self) -> int:
+        """Tokens that the caches could hold beside those that they hold."""
+        return self.limits.cache_tokens - self._used()
 
     def seeks(self) -> bool:
         """Whether blocks of a sequence may be on disk, and were not looked for: see `read_batch`."""
@@ -282,8 +295,7 @@ class Scheduler:
         under way."""
         seconds = self.pace.seconds_beside(answers, 1) if (answers := self.answers()) else None
         most = None if seconds is None else max(1, int(seconds / self.prefixes.costs.read))
-        room = self.limits.cache_tokens - self._used()
-        found = next_read(self.prefixes, (*self.running, *self.waiting), room, most)
+        found = next_read(self.prefixes, (*self.running, *self.waiting), self.room, most)
         if found is None:
             return None
         sequence, blocks = found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.batch import Batch, Handed, Span
 from ferrule.engine.rank.sequence import Sequence
 
 
@@ -42,3 +42,9 @@ def axes_of(spans: Iterable[Span], sequences: Iterable[Sequence]) -> tuple[int, 
         for span, axes in found
     ]
     return tuple(np.concatenate(parts, axis=1).ravel().tolist())
+
+
+def handed_of(spans: Iterable[Span], sequences: Mapping[int, Sequence]) -> tuple[Handed, ...]:
+    """Those of ``spans`` of whose prompts other ranks are to have something."""
+    hands = ((number, sequences[span.sequence].hand) for number, span in enumerate(spans))
+    return tuple(Handed(number, hand) for number, hand in hands if hand is not None)

@@ -12,10 +12,11 @@ from ferrule.engine.rank.cache.prefix import Orders, PrefixIndex
 
 @dataclass
 class OrdersToRanks:
-    """``released``: sequences whose caches are to be dropped."""
+    """``released``: sequences whose caches are to be dropped; ``closed``: as of `Batch`."""
 
     prefixes: PrefixIndex
     released: list[int] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
 
     def on(self, batch: Batch) -> Batch:
         """``batch`` with all that the ranks are to do before it."""
@@ -23,6 +24,7 @@ class OrdersToRanks:
         return structs.replace(
             batch,
             released=tuple(self.released),
+            closed=tuple(self.closed),
             kept=orders.kept,
             dropped=orders.dropped,
             forgotten=orders.forgotten,
@@ -31,6 +33,7 @@ class OrdersToRanks:
     def told(self, batch: Batch) -> None:
         """The ranks are told ``batch``."""
         del self.released[: len(batch.released)]
+        del self.closed[: len(batch.closed)]
         self.prefixes.told(Orders(batch.kept, batch.dropped, batch.forgotten))
 
     def with_batch(self, batch: Batch) -> Batch:

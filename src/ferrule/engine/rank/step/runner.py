@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from ferrule._native import STATUS, Program, kernel_instructions
+from ferrule.engine.architectures import key_value_heads
 from ferrule.engine.devices import Device
 from ferrule.engine.options import STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.cache.shared import SharedBlocks
+from ferrule.engine.rank.handover.parts import Held, first_heads
+from ferrule.engine.rank.handover.send import Outbox
 from ferrule.engine.rank.model import Blueprint, blueprint, restore_buffers
 from ferrule.engine.rank.step.assemble import Assembled
 from ferrule.engine.rank.step.describe import describe
@@ -71,6 +74,8 @@ class StepRunner:
             weights.add(adapters, built.dtype)
             if self._streamed is not None:
                 weights.bytes += self._streamed.arrange(weights.matrices, weights.bytes)
+        config = built.model.config
+        self._heads = int(config.num_attention_heads), key_value_heads(config)
         restore_buffers(built.model, device.torch_device)
         self._weights, self._buffers = weights, dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
@@ -100,6 +105,16 @@ class StepRunner:
         )  # fmt: skip
         self.program = self.assembled.program
         self.shared = SharedBlocks(ProgramBlocks(self.program))
+        self.outbox: Outbox | None = None
+
+    @property
+    def held(self) -> list[Held]:
+        """Key/value heads that this rank keeps of each of its layers."""
+        firsts = first_heads(self.description.layers, self.shard, *self._heads)
+        return [
+            Held(self.shard.first_layer + place, first, each.heads, self.program.part_bytes((place, 0, 1)))
+            for place, (first, each) in enumerate(zip(firsts, self.description.layers, strict=True))
+        ]
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """See `Runner.run`. Models that take images do not run so."""
@@ -174,9 +189,19 @@ class StepRunner:
             received = sent.float()
             address = received.data_ptr()
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
-        length = self.assembled.lengths[length]
+        given = spans, batch.tokens, list(rows), address, STEP_TIMEOUT
+        lengths, first, status = self.assembled.lengths, 0, OK
+        outbox = self.outbox
         try:
-            status = self.program.run(spans, batch.tokens, list(rows), address, STEP_TIMEOUT, length, batch.adapters)
+            if outbox is not None and (pieces := outbox.pieces(batch)):
+                for place, depth in enumerate(self.description.depths):
+                    status = self.program.run(*given, lengths[depth], batch.adapters, first)
+                    if status != OK:
+                        break
+                    first = lengths[depth]
+                    outbox.layer(place, pieces)
+            if status == OK:
+                status = self.program.run(*given, lengths[length], batch.adapters, first)
         except RuntimeError as error:
             if self._streamed is None:
                 raise

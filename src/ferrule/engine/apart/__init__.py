@@ -1,0 +1,1 @@
+"""Two groups of ranks behind one engine: one computes prompts, the other answers."""

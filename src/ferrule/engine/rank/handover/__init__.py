@@ -1,0 +1,1 @@
+"""Prompts computed by one group of ranks for another: their keys and values go over layer by layer."""
