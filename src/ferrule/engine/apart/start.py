@@ -49,7 +49,8 @@ async def start_apart(
     `ferrule.engine.start`. Raises as that does, and `ConfigError` for options that do not go with it."""
     check_apart(options)
     model = await prepared(options, choose_plan, on_progress)
-    apart = replace(model, plan=make_plan(model.spec, tensor=prefill))
+    undrafted = replace(model.spec, draft=None)
+    apart = replace(model, spec=undrafted, plan=make_plan(undrafted, tensor=prefill), draft=None)
     _check_room(model, apart)
     threads = rank_threads(options.threads, model.plan.world_size + prefill)
     shared = replace(options, threads=threads, copies=2)
