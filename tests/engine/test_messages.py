@@ -13,11 +13,15 @@ from ferrule.engine.messages import (
     Embedded,
     Event,
     Failed,
+    Hand,
+    HandedOver,
+    Join,
     NewToken,
     Order,
     Scores,
     Start,
     Tokens,
+    Wanted,
     decode_event,
     decode_order,
 )
@@ -34,6 +38,8 @@ from ferrule.process.lifeline import BEAT
         Add(7, (1, 2), (), SamplingParams(prompt_logprobs=2), scored=1),
         Attach(7, b"\x00\xff"),
         Embed(7, (1, 2), "mean"),
+        Add(7, (1, 2), (), SamplingParams(), hand=Hand(3, 0, 4, 1)),
+        Join(2, 1, 3, "ab" * 32, ("127.0.0.1:9000",)),
     ],
 )
 def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
@@ -47,6 +53,8 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
         Scores(7, 2, (PromptToken(-0.5, 1, ((3, -0.5),)), PromptToken(-1.5, 2, ()))),
         Embedded(7, b"\x00\xff"),
         Failed("PeerLost", "gone", 1),
+        Wanted(7, 0, 4, 2),
+        HandedOver(7, 4096, 0.5, 0.25),
     ],
 )
 def test_an_event_arrives_as_it_was_sent(event: Event) -> None:

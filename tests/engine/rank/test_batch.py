@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.engine.rank.batch import FRAME, Batch, Kind, Span, announce, decode, receive
+from ferrule.engine.messages import Hand, Join
+from ferrule.engine.rank.batch import FRAME, Batch, Handed, Kind, Opened, Span, announce, decode, receive
 from ferrule.errors import EngineError
 
 NUMBER = st.integers(0, 2**31 - 1)
@@ -39,6 +40,13 @@ def test_a_batch_survives_the_wire(batch: Batch) -> None:
     assert not tape.frames
 
 
+def test_what_is_handed_over_survives_the_wire() -> None:
+    handed, opened = Handed(0, Hand(3, 0, 4, 1)), Opened(3, 0, (5, 6, 7, 8))
+    join = Join(1, 0, 2, "ab" * 32, ("127.0.0.1:9000",))
+    batch = Batch(kind=Kind.RECEIVE, handed=(handed,), opened=(opened,), closed=(2,), counted=(3,), joined=join)
+    assert decode(msgspec.msgpack.encode(batch)) == batch
+
+
 def test_a_decode_step_of_many_sequences_is_one_frame() -> None:
     tape = Tape()
     spans = tuple(Span(identity, 100, 1, True) for identity in range(200))
@@ -49,8 +57,8 @@ def test_a_decode_step_of_many_sequences_is_one_frame() -> None:
 
 def test_bytes_of_another_version_or_length_are_refused() -> None:
     data = msgspec.msgpack.encode(Batch((Span(1, 2, 3, True),), (4, 5, 6)))
-    assert data[1] == 8  # the version
-    for broken in (data[:-1], data[:1] + bytes([99]) + data[2:]):
+    assert data[3] == 8  # the version, behind the number of fields
+    for broken in (data[:-1], data[:3] + bytes([99]) + data[4:]):
         with pytest.raises(EngineError, match="same version"):
             decode(broken)
 
