@@ -18,6 +18,7 @@ from ferrule.engine.messages import Cancel
 from ferrule.engine.options import AS_NEEDED, RankOptions
 from ferrule.engine.rank.driver.guesses import Guesses
 from ferrule.engine.rank.step import runner as step_runner
+from ferrule.engine.rank.step.load import held_bytes
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
@@ -90,7 +91,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of_part(options: RankOptions, *others: Any) -> Any:
         if options.stream_weights is not None:
-            options = replace(options, stream_weights=int(0.93 * others[-1]), identity="model")
+            options = replace(options, stream_weights=int(0.93 * held_bytes(*others[-2:])), identity="model")
         return streamed_weights(options, *others)
 
     monkeypatch.setattr(step_runner, "streamed_weights", of_part)
