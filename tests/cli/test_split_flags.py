@@ -27,6 +27,8 @@ def test_shares_say_how_many_ranks_there_are() -> None:
         tensor_of(None, None, expert_parallel=True)
     with pytest.raises(ConfigError, match="of which there must be 2 or more"):
         EngineOptions("demo", expert_parallel=True)
+    with pytest.raises(ConfigError, match="--expert-exchange gives experts to the ranks of --tp"):
+        EngineOptions("demo", expert_exchange=True)
 
 
 def test_what_was_asked_for_is_planned_also_of_a_record() -> None:
@@ -36,6 +38,9 @@ def test_what_was_asked_for_is_planned_also_of_a_record() -> None:
     assert [round(share.key_value * model.key_value_heads) for share in stage.shares] == [5, 2, 1]
     whole = options_of(DesiredModel(model="m", host="a" * 32, owner="a" * 32, tensor=3, expert_parallel=True), "m")
     assert whole.plan(read_model("qwen3-30b-a3b")).strategy == "expert"
+    desired = DesiredModel(model="m", host="a" * 32, owner="a" * 32, tensor=3, expert_exchange=True)
+    (stage,) = options_of(desired, "m").plan(read_model("qwen3-30b-a3b")).stages
+    assert (stage.experts, stage.exchange) == (True, True)
 
 
 def test_a_plan_says_more_than_shares(tmp_path) -> None:

@@ -15,6 +15,7 @@ from ferrule.model import Hub, read_configuration, read_model
 from ferrule.model.families.family import PROGRAMS
 from ferrule.model.families.program import OUTER_OPERATIONS
 from ferrule.plan import make_plan
+from ferrule.plan.cost.experts import Sent
 
 
 def step(directory: Path, tensor: int = 1, pipeline: int = 1, rank: int = 0) -> StepText:
@@ -48,6 +49,24 @@ def test_the_planner_knows_which_families_have_programs_and_counts_their_operati
     scaled = any(line.operation == "scale" for part in shown.parts for line in part.lines)
     counted = sum(layer.program_operations or 0 for layer in layers)
     assert shown.operations - scaled == counted + OUTER_OPERATIONS
+
+
+def test_messages_of_tokens_that_are_sent_are_counted(tmp_path: Path) -> None:
+    """As many for each layer as the planner counts; beside them the sum of embeddings, all rows joined, and logits."""
+    directory = make("qwen3_moe", tmp_path)  # whose second layer is dense
+    spec = read_model(str(directory))
+    cut = make_plan(spec, tensor=2, experts=True, exchange=True)
+    shown = explain_step(read_config(directory), cut.shards[1])
+    sent = Sent(2, spec.hidden_size, 4, 8)
+    layers = [sent.layer(layer.experts, 1.0, alone=False) for layer in spec.decoder]
+    first_is_not_gathered = 1
+    assert shown.collectives == sum(map(len, layers)) - first_is_not_gathered + 3
+    by_layer = {layer: [line.operation for line in part.lines] for part in shown.parts for layer in part.layers}
+    assert by_layer[2].count("scatter") == by_layer[2].count("gather") == 1
+    assert by_layer[1].count("scatter") == by_layer[1].count("gather") == 2
+    (lines,) = [part.lines for part in shown.parts if part.layers == (2, 3)]
+    (experts,) = [line for line in lines if line.collectives == 3]
+    assert experts.what.endswith("tokens are sent to their experts' ranks, and results back")
 
 
 def test_weights_and_collectives_of_a_token_are_counted(tmp_path: Path) -> None:

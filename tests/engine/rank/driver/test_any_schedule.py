@@ -91,9 +91,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of_part(options: RankOptions, *others: Any) -> Any:
         if options.stream_weights is not None:
-            blueprint, checkpoint = others[-2:]
-            part = int(0.93 * held_bytes(blueprint, checkpoint))
-            options = replace(options, stream_weights=part, identity="model")
+            options = replace(options, stream_weights=int(0.93 * held_bytes(*others[-2:])), identity="model")
         return streamed_weights(options, *others)
 
     monkeypatch.setattr(step_runner, "streamed_weights", of_part)

@@ -52,14 +52,14 @@ class _Place(NamedTuple):
 @dataclass(frozen=True)
 class Line:
     """One operation. ``source``, ``to``: registers. ``numbers``: of weights, that it reads for one token.
-    ``collective``: that all ranks of the stage do together."""
+    ``collectives``: that all ranks of the stage do together."""
 
     operation: str
     source: str
     to: str
     what: str
     numbers: int = 0
-    collective: bool = False
+    collectives: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class StepText:
 
     @property
     def collectives(self) -> int:
-        return self._sum(lambda line: line.collective)
+        return self._sum(lambda line: line.collectives)
 
     def _sum(self, of: Callable[[Line], int]) -> int:
         return sum(of(line) * max(1, len(part.layers)) for part in self.parts for line in part.lines)
@@ -134,7 +134,7 @@ def _anywhere(operation: Operation) -> Operation:
         if isinstance(value, str):
             changed[name] = _LAYER.sub(".layers.*.", value)
         elif isinstance(value, tuple) and not isinstance(value, View):
-            changed[name] = tuple(_LAYER.sub(".layers.*.", each) for each in value)
+            changed[name] = tuple(_LAYER.sub(".layers.*.", each) if isinstance(each, str) else each for each in value)
     if isinstance(operation, Attend):
         changed["layer"] = 0
     return replace(operation, **changed)
@@ -163,6 +163,7 @@ _SHARED = {
     "combined": "; results go to the ranks of their tokens",
     "dispatched": "; tokens are sent to their experts' ranks, and results back",
 }
+_MESSAGES = {"masked": 0, "combined": 1, "dispatched": 3}  # the last: choices, rows, results
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -270,5 +271,5 @@ def _(one: Experts, shapes: Shapes) -> Line:
     held = "" if one.held == one.total else f", {one.held} of them here"
     what = f"{one.chosen} of {one.total} experts by {one.scoring.replace('_', ' ')}{held}; {one.activation}, "
     what += f"{one.inner} wide{_SHARED[one.sharing]}"
-    read, collective = each * min(one.chosen, one.held), one.sharing != "masked"
-    return Line("experts", one.x.register, one.to, what, read, collective)
+    read = each * min(one.chosen, one.held)
+    return Line("experts", one.x.register, one.to, what, read, _MESSAGES[one.sharing])
