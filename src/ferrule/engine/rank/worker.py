@@ -163,7 +163,6 @@ def serve_in(
     late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
     watched = partial(control.within, REJOIN_SECONDS, late)
     draft = open_draft(world, options, drafts, part.draft, on_progress, watched)
-    tried = None if draft is None else try_draft(draft)
     if part.runner is None:
         runner = make_runner(options, world, on_progress)
     else:
@@ -172,6 +171,7 @@ def serve_in(
         world = runner.world
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
+    tried = None if draft is None else try_draft(draft)
     trial = try_encoder(runner, vocabulary) if isinstance(runner, EncoderRunner) else warm_up(runner, tried)
     if reference is not None:
         check(runner, reference, vocabulary, trial.cache_tokens, on_progress)

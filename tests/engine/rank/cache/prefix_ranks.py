@@ -107,8 +107,8 @@ def answers(
     def body(world: Group, stage: Group) -> Answers | None:
         mine = drafts if world.rank == plan.driver else None
         small = open_draft(world, given, mine, None, lambda _: None, nullcontext)
-        tried = None if small is None else try_draft(small)
         one: Any = runner(given, world, stage, device())
+        tried = None if small is None else try_draft(small)
         trial = warm_up(one, tried)
         shared = one.shared if trial.unshared is None else None
         prefixes = open_index(world, given, shared, one.dtype, copies=trial.copies)

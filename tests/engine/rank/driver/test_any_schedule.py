@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prefix_ranks import Requests, answers, requests, turns_of
+from test_drafted_answers import alike
 from tiny_models import make
 from uneven_plans import alone, plan_of, shares_of
 
@@ -31,8 +32,9 @@ LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alo
 
 
 class Beside(NamedTuple):
-    """``guessed``: tokens at once. ``room``: tokens of the cache; where it is little, sequences are preempted.
-    ``piece``: of a prompt at once. ``streamed``: weights are read from disk. ``modules``: of transformers."""
+    """``guessed``: tokens at once; ``drafted``: by a model that says nearly the same. ``room``: tokens of the cache;
+    where it is little, sequences are preempted. ``piece``: of a prompt at once. ``streamed``: weights are read from
+    disk. ``modules``: of transformers."""
 
     guessed: int = 0
     prefixes: bool = True
@@ -41,6 +43,7 @@ class Beside(NamedTuple):
     streamed: bool = False
     modules: bool = False
     cancelled: bool = False
+    drafted: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ BESIDE = st.builds(
     st.booleans(),
     st.sampled_from([256, 768]),
     st.sampled_from([16, 64]),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.booleans(),
@@ -108,6 +112,7 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
     @given(st.sampled_from(FAMILIES), st.sampled_from(LAYOUTS), requests(1, 3), BESIDE)
     @example("qwen3_moe", "experts alone", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4, streamed=True))
     @example("deepseek_v3", "sent", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4))
+    @example("llama", "both", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, room=256, drafted=True))
     @example("gpt_oss", "widths", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, cancelled=True))
     def check(family: str, layout: str, orders: Requests, beside: Beside) -> None:
         runner: Any = TorchRunner if beside.modules or family in BY_MODULES else StepRunner
@@ -116,7 +121,8 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
             directory = make(family, Path(folder) / "model")
             plan = laid_out(layout, describe(directory, read_config(directory)))
             asked = turns_of(orders, cancelled=beside.cancelled)
-            found = answers(directory, *asked, plan=plan, runner=runner, **beside.options)
+            draft = alike(directory, Path(folder) / "draft") if beside.drafted else None
+            found = answers(directory, *asked, plan=plan, runner=runner, draft=draft, **beside.options)
             expected = answers(directory, *turns_of(orders, cancelled=False), runner=runner, prefix_cache=False)
         gone = {order.id for turn in asked for order in turn if isinstance(order, Cancel)}
         for number, whole in expected.tokens.items():

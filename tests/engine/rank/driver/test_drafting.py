@@ -12,6 +12,7 @@ from ferrule.engine.devices import open_device
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.draft.model import DraftModel, Kept
 from ferrule.engine.rank.driver.drafting import Drafting
+from ferrule.engine.rank.driver.guesses import lookup_of
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Line, Pace
 from ferrule.engine.rank.driver.speculation import Speculation, StepCost
@@ -162,6 +163,18 @@ def test_the_draft_models_time_is_not_that_of_a_step() -> None:
     speculation._spent = 4e-3
     speculation.took(9, 1.0, prompts=True)
     assert (speculation.cost, speculation._spent) == (cost, 0.0)
+
+
+def test_what_is_foretold_is_guessed_first() -> None:
+    one, speculation = sequence(1, [1, 2, 3], predicted=(30, 31, 40)), drafting(0.0)
+    one.guesses.lookup = lookup_of(one.tokens, one.params.predicted)
+    speculation.look_ahead([one], Pace())
+    assert speculation.drafts(one, 2, 1) == (30, 31)
+    assert speculation.draft.kept == {}
+    one.tokens += [5, 6]
+    one.cached = len(one.tokens) - 1
+    speculation.look_ahead([one], Pace())
+    assert speculation.drafts(one, 2, 1) == (7, 8), "where it says nothing the draft model does"
 
 
 def test_guesses_are_of_the_text_as_it_is() -> None:

@@ -38,13 +38,20 @@ class Drafting(Speculation):
     _spent: float = 0.0
 
     def look_ahead(self, running: Collection[Sequence], pace: Pace) -> None:
-        """Guess for the answers that the next batch may bring: of a pipeline's, for as many as come in one."""
+        """Guess for the answers that the next batch may bring: of a pipeline's, for as many as come in one. What a
+        request foretells is looked up as n-grams are."""
         self.draft.keep({each.identity for each in running})
         self._proposed.clear()
         share = -(-len(running) // self.limits.batches)
         ready = [each for each in running if each.remaining == 1 and not each.pending and not each.embedded][:share]
-        worth = {each: self.worth(each, self.most, len(ready)) for each in ready}
-        wanted = {each: count for each, count in worth.items() if count}
+        wanted: dict[Sequence, int] = {}
+        for each in ready:
+            count = self.worth(each, self.most, len(ready))
+            foretold = each.guesses.lookup.guess(each.tokens, count) if each.params.predicted and count else ()
+            if foretold:
+                self._proposed[each.identity] = _Proposed(len(each.tokens), foretold)
+            elif count:
+                wanted[each] = count
         if not wanted:
             return
         begin = time.perf_counter()
