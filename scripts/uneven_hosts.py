@@ -5,7 +5,9 @@ As root, with two idle cores: `python scripts/uneven_hosts.py [MODEL] [--cycles 
 parameters; 15 minutes). The planner gets the hosts' speeds as they were measured: of the whole model on each, all at
 the same time. Every split is then started, measured and ended, and all that again, so that what drifts hits all alike.
 
-Quotas are of the kernel's control groups, version 1 or 2, in periods of 5 ms: shorter than a token takes.
+Quotas are of the kernel's control groups, version 1 or 2, in periods of 5 ms: shorter than a token takes. What a host
+leaves of a period while it waits for others it may use in the next one, where the kernel can do that (5.14): as a slow
+host would, which computes when there is something to do, and does not stop in the middle of a layer for that.
 """
 
 from __future__ import annotations
@@ -65,6 +67,9 @@ def limited(pids: Sequence[int], quotas: Sequence[float]) -> Iterator[None]:
                 (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD * quota)))
             else:
                 (group / "cpu.max").write_text(f"{int(PERIOD * quota)} {PERIOD}")
+            burst = group / ("cpu.cfs_burst_us" if root == old else "cpu.max.burst")
+            if burst.exists():
+                burst.write_text(str(int(PERIOD * quota)))
             (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:

@@ -43,11 +43,11 @@ def test_published_measurements_and_the_engine_in_a_lab(tmp_path: Path, monkeypa
         "pp 2",
         "tp 2 3:1",
         "2+1 ranks",
-        "tp 1 90% in memory",
+        "90% in memory",
         "tp 2 experts",
     }
     assert rows["mixture-tiny-random", "tp 2 experts"]["held_out_ms"] is not None
-    streamed, whole = rows["llama-tiny-random", "tp 1 90% in memory"], rows["llama-tiny-random", "tp 1"]
+    streamed, whole = rows["llama-tiny-random", "90% in memory"], rows["llama-tiny-random", "tp 1"]
     assert streamed["reads"]
     assert streamed["predicted_ms"] > whole["predicted_ms"]
     alone, *split = (

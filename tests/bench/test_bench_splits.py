@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ferrule.bench.planned import Here, PlannedRow, Round, Split, Turn, choices, rows_of
 from ferrule.bench.splits import ALONE, Cables, Setting, subjects
+from ferrule.cli.bench.plan import _show_planned
 from ferrule.model import ModelSpec, read_model
 from ferrule.plan import DeviceSpec
 from ferrule.plan.device.contention import ALL_KEPT
@@ -79,7 +82,7 @@ def test_each_split_of_a_model_has_a_text_of_its_own(quick: bool) -> None:
     for subject in subjects(quick=quick):
         texts = [setting.text for setting in subject.settings]
         assert len(set(texts)) == len(texts)
-    assert {"tp 2 3:1", "2+1 ranks", "tp 1 60% in memory"} <= {each.text for each in subjects(quick=quick)[0].settings}
+    assert {"tp 2 3:1", "2+1 ranks", "60% in memory"} <= {each.text for each in subjects(quick=quick)[0].settings}
 
 
 def rounds(directory: Path, cables: tuple[Cables, ...], disk: float | None = None) -> list[Round]:
@@ -125,7 +128,21 @@ def test_the_planner_chooses_among_what_needs_no_disk() -> None:
     alone = PlannedRow("m", "tp 1", 1, True, False, Cables(), 20, 20, 1.0, 20, None, 1, 1)
     split = replace(alone, split="tp 2", hosts=2, calibrates=False, cables=NEAR[0], measured_ms=15, predicted_ms=14)
     uneven = replace(split, split="tp 2 3:1", measured_ms=14, predicted_ms=17)
-    streamed = replace(alone, split="tp 1 60% in memory", calibrates=False, reads=True, measured_ms=1, predicted_ms=1)
+    streamed = replace(alone, split="60% in memory", calibrates=False, reads=True, measured_ms=1, predicted_ms=1)
     (choice,) = choices([alone, split, uneven, streamed])
     assert (choice.chosen, choice.best) == (split, uneven)
     assert choice.loss == pytest.approx(15 / 14 - 1)
+
+
+def test_all_of_a_row_is_shown_at_80_columns() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    rows = [
+        PlannedRow(name, split, 2, False, False, Cables(50e-6, 20e6), 1234.5, 1200.0, 0.5, 900, None, 1234, 999)
+        for name in ("llama-0.5b-random", "mixture-0.2b-random")
+        for split in ("60% in memory", "tp 2 experts", "tp 2 pp 2")
+    ]
+    _show_planned(console, [replace(rows[0], split="tp 1", calibrates=True), *rows])
+    told = console.file.getvalue()
+    assert "…" not in told
+    for text in ("mixture-0.2b", "60% in memory", "50 µs 20 Mb/s", "1234.5", "calibrates", "-27%", "999"):
+        assert text in told, told

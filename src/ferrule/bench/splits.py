@@ -46,6 +46,8 @@ class Setting:
         """As options say it."""
         if self.widths:
             return f"{'+'.join(map(str, self.widths))} ranks"
+        if self.ranks == 1 and self.resident is not None:
+            return f"{self.resident:.0%} in memory"
         parts = [f"tp {self.tensor}"] if self.tensor > 1 or self.pipeline == 1 else []
         parts += [f"pp {self.pipeline}"] if self.pipeline > 1 else []
         parts += [":".join(f"{each:g}" for each in self.shares)] if self.shares else []

@@ -94,15 +94,15 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
-    columns = ("!model", "!split", "!cables", ">!ms", ">!predicted", ">!error", ">!MiB", ">!predicted")
-    title = "The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank"
+    columns = ("!model", "!split", "!cables", ">!ms", ">!pred.", ">!error", ">!MiB", ">!pred.")
+    title = "The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank, and predicted"
     table = new_table(*columns, title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # all of it in 80 columns
     for row in rows:
-        rate = "" if row.cables.rate is None else f", {row.cables.rate / 1e6:g} Mb/s"
+        rate = "" if row.cables.rate is None else f" {row.cables.rate / 1e6:g} Mb/s"
         table.add_row(
             row.model.removesuffix("-random"),
             row.split,
-            "(calibrates)" if row.calibrates else "" if row.hosts == 1 else f"{row.cables.delay * 1e6:g} µs{rate}",
+            "calibrates" if row.calibrates else "" if row.hosts == 1 else f"{row.cables.delay * 1e6:g} µs{rate}",
             f"{row.measured_ms:.1f}",
             f"{row.predicted_ms:.1f}",
             "" if row.calibrates else f"{row.error:+.0%}",
