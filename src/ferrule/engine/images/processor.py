@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
+from ferrule.engine.import_structure import import_models
 from ferrule.engine.types import Feature
 
 LENGTH = struct.Struct("<Q")
@@ -43,6 +44,7 @@ class Read(msgspec.Struct, frozen=True):
 
 def load(order: Order) -> Any:
     """The image processor, as transformers has it for Pillow."""
+    import_models()
     from transformers import AutoImageProcessor
 
     return AutoImageProcessor.from_pretrained(
