@@ -31,7 +31,7 @@ def test_logits_of_devices_that_lost_a_peer_are_not_used() -> None:
         run=lambda batch, features: torch.empty(0, 3), device=open_device("cpu", 1), world=world
     )
     scheduler: Any = SimpleNamespace(
-        by_identity={}, complete=lambda *given: completed.append(given) or [], load_of=lambda batch: (0, 0)
+        by_identity={}, complete=lambda *given: completed.append(given) or [], load_of=lambda batch: (0, 0, 0.0)
     )
     driver.runner, driver.scheduler, driver.samplers, driver.since = runner, scheduler, {}, 0.0
     driver.speculation = None

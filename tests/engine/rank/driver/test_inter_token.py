@@ -15,7 +15,7 @@ from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.cache.held import HeldBlocks
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex, root_key
 from ferrule.engine.rank.driver.limits import Limits
-from ferrule.engine.rank.driver.pace import FLOOR, Line, Pace
+from ferrule.engine.rank.driver.pace import RIDGE, Line, Pace
 from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.spans import load_of
 from ferrule.engine.types import SamplingParams
@@ -27,17 +27,20 @@ ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 @dataclass
 class Machine:
     """Roofline: a step takes ``weights`` seconds, or ``token`` for each of its tokens where that is longer; and
-    ``context`` for each token that one of them attends to. Times differ by up to ``noise``."""
+    ``context`` for each token that one of them attends to, and ``dear`` for each of a prompt's beside streams. Times
+    differ by up to ``noise``."""
 
     weights: float = 0.01
     token: float = 0.001
     context: float = 0.0
+    dear: float = 0.0
     noise: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def seconds(self, batch: Batch) -> float:
         attended = sum(span.tokens * (span.seen + span.tokens / 2) for span in batch.spans)
         exact = max(self.weights, self.token * len(batch.tokens)) + self.context * attended
+        exact += self.dear * sum(span.tokens for span in batch.spans if span.sequence >= 100)
         return exact * (1 + self.noise * self.chance.random())
 
 
@@ -50,6 +53,8 @@ class Load:
     gaps: list[float] = field(default_factory=list)
     first: dict[int, float] = field(default_factory=dict)
     now: float = 0.0
+    computed: int = 0
+    """Tokens of prompts."""
 
     @classmethod
     def of(cls, machine: Machine, limit: str, streams: int, ridge: int = 0) -> Load:
@@ -68,10 +73,16 @@ class Load:
         seconds = self.machine.seconds(batch)
         self.now += seconds
         self.gaps.append(seconds)
-        self.scheduler.pace.took(seconds, *load_of(batch, self.scheduler.by_identity))
+        load = load_of(batch, self.scheduler.by_identity)
+        self.computed += load[1]
+        self.scheduler.pace.took(seconds, *load)
         for sequence, _, _ in self.scheduler.complete(batch, [1] * sum(span.sample for span in batch.spans)):
             if sequence.generated == 1:
                 self.first[sequence.identity] = self.now
+
+    def work(self, length: int) -> float:
+        """Seconds that tokens of a prompt take besides the weights."""
+        return self.machine.token * length + self.machine.context * length * length / 2
 
     def until_begun(self, *numbers: int) -> int:
         steps = 0
@@ -108,10 +119,58 @@ def test_long_prompts_beside_streams_at_most_double_the_time_between_tokens(
     alone, load.gaps = p99(load.gaps), []
     for number, length in ((100, 8192), (101, 2048)):
         load.scheduler.add(number, [2] * length, SamplingParams(max_tokens=1))
-    steps = load.until_begun(100, 101)
-    floor = max(machine.weights, machine.token * (streams + FLOOR)) + machine.context * FLOOR * 8192
-    assert p99(load.gaps) <= max(2 * alone, 1.01 * (1 + machine.noise) * floor)
-    assert steps <= (8192 + 2048) / FLOOR * 33 / 32 + 2, "each step has a piece, but one of 32"
+    begun = load.now
+    load.until_begun(100, 101)
+    one = (1 + machine.noise) * (machine.context * 8192 + max(machine.weights, machine.token * (streams + 1)))
+    assert p99(load.gaps) <= max(2 * alone, 1.01 * one)
+    assert load.now - begun <= 21 * (load.work(8192) + load.work(2048)) + 0.1 * (load.now - begun)
+
+
+def test_far_into_a_long_prompt_pieces_are_shorter() -> None:
+    """A token takes 0.5 ms, and behind 4,000 others 4.5 ms, while 8 answers take 10 ms."""
+    load = Load.of(Machine(0.01, 0.0005, 1e-6), "2x", 8)
+    load.scheduler.add(100, [2] * 4096, SamplingParams(max_tokens=1))
+    pieces: list[int] = []
+    while 100 not in load.first:
+        before = load.computed
+        load.step()
+        pieces.append(load.computed - before)
+    beside, load.gaps = load.gaps[-100:], []
+    for _ in range(20):
+        load.step()
+    assert p99(beside) <= 2 * p99(load.gaps)
+    early, late = sorted(pieces[10:40])[15], sorted(pieces[-100:])[50]
+    assert 1 <= late < early / 2
+
+
+def test_the_price_of_a_token_knows_how_many_are_before_it() -> None:
+    """A prompt of which much is in the cache already begins with a short piece, others with long ones."""
+    pace = Pace(InterTokenLimit(2.0), 0.01)
+    for turn in range(400):
+        seen = 40 * (turn % 200)
+        pace.took(0.01, 8, 0)
+        pace.took(0.01 + 10 * (0.0002 + 1e-7 * (seen + 5)), 8, 10, 10 * (seen + 5))
+    allowance = pace.allow(8, 1)
+    assert allowance is not None
+    assert pace.price(1, 0) == pytest.approx(0.0002, rel=0.2)
+    assert pace.price(1, 8000) == pytest.approx(0.001, rel=0.1)
+    assert allowance.of(8000) == pytest.approx(7, abs=1)
+    assert allowance.of(0) == 12, "a quarter more than was tried"
+
+
+@pytest.mark.parametrize(("limit", "share"), [("2x", 0.35), ("10ms", 0.05)])
+def test_a_prompt_each_of_whose_tokens_takes_longer_than_the_limit_comes_to_its_end(limit: str, share: float) -> None:
+    """By steps without it: it has at least half of what the limit leaves, or of a tenth of the answers' time."""
+    load = Load.of(Machine(0.01, dear=0.03), limit, 8)
+    load.scheduler.add(100, [2] * 100, ENDLESS)
+    begun = load.now
+    load.until_begun(100)
+    work = 0.03 * 100
+    assert work >= share * (load.now - begun - work)
+    later = load.gaps[50:]
+    assert max(later) <= 0.0401, "a token at once"
+    assert sum(later) / len(later) <= 0.02
+    assert len([gap for gap in later if gap < 0.011]) > len(later) / 2, "most steps go without"
 
 
 def test_the_room_that_the_limit_leaves_is_used() -> None:
@@ -139,13 +198,13 @@ def test_a_single_slow_step_changes_little() -> None:
         pace.took(0.01, 8, 0)
     for _ in range(20):
         pace.took(0.017, 8, 14)
-    before = pace.beside(8, 1)
+    before = pace.allow(8, 1)
     pace.took(5.0, 8, 14)
     pace.took(5.0, 8, 0)
-    after = pace.beside(8, 1)
+    after = pace.allow(8, 1)
     assert before is not None
     assert after is not None
-    assert 0.5 * before <= after <= 1.5 * before
+    assert 0.5 * before.of(0) <= after.of(0) <= 1.5 * before.of(0)
 
 
 def test_more_prompts_than_answers_may_take_more_of_a_step() -> None:
@@ -180,14 +239,15 @@ def test_a_long_prompt_is_overtaken_by_no_more_tokens_than_it_has() -> None:
     """While short ones come without end, all of which are shorter than what is left of it."""
     load = Load.of(Machine(0.001, 0.001), "auto", 1)
     load.scheduler.add(100, [2] * 1000, ENDLESS)
-    computed = 0
+    before = load.computed
     for number in range(101, 2000):
         if 100 in load.first:
             break
-        load.scheduler.add(number, [2] * FLOOR, SamplingParams(max_tokens=1))
+        if len(load.scheduler.by_identity) < 4:
+            load.scheduler.add(number, [2] * RIDGE, SamplingParams(max_tokens=1))
         load.step()
-        computed += FLOOR
-    assert 1000 <= computed <= 2 * 1000 + 200
+    assert 100 in load.first
+    assert 1000 <= load.computed - before <= 2 * 1000 + 200
 
 
 def test_blocks_are_read_from_disk_in_as_many_steps_as_answers_wait_for() -> None:

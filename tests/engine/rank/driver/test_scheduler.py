@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ferrule.engine.rank.batch import Batch, Kind
 from ferrule.engine.rank.cache.prefix import PrefixIndex
 from ferrule.engine.rank.driver.limits import Limits
-from ferrule.engine.rank.driver.pace import FLOOR, Pace
+from ferrule.engine.rank.driver.pace import RIDGE, Pace
 from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
@@ -311,7 +311,7 @@ def test_forced_tokens_do_not_wait_behind_answers_as_prompts_do() -> None:
     scheduler.add(40, [5] * 400, SamplingParams())
     batch = scheduler.next_batch()
     assert batch is not None
-    assert [span.tokens for span in batch.spans] == [*[3] * 40, FLOOR]
+    assert [span.tokens for span in batch.spans] == [*[3] * 40, RIDGE]
     assert scheduler.following(batch) is None
     (sequence, *_) = (sequence for sequence, _, _ in scheduler.complete(batch, [7] * 40))
     assert scheduler.force(sequence, [8, END, 9]) == [(8, None), (END, "stop")], "it ends within them"
@@ -452,10 +452,10 @@ def test_what_is_embedded_ends_with_its_prompt_in_turns_with_answers() -> None:
         assert batch is not None
         steps.append((batch.kind, [(span.sequence, span.tokens, span.sample) for span in batch.spans]))
         scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
-    assert [kind for kind, _ in steps[:12]] == [Kind.EMBED, Kind.RUN] * 6
-    assert [kind for kind, _ in steps[12:]] == [Kind.EMBED, *[Kind.RUN] * 3]
-    assert steps[0][1] == [(3, 3, False), (2, FLOOR - 3, False)]  # answers wait for no more than for prompts
-    assert steps[2][1] == [(2, FLOOR, False)]
+    assert [kind for kind, _ in steps[:10]] == [Kind.EMBED, Kind.RUN] * 5
+    assert [kind for kind, _ in steps[10:]] == [Kind.EMBED, *[Kind.RUN] * 5]
+    assert steps[0][1] == [(3, 3, False), (2, RIDGE - 3, False)]  # answers wait for no more than for prompts
+    assert steps[2][1] == [(2, RIDGE, False)]
     assert steps[1][1] == [(1, 2, True)]
     assert steps[3][1] == steps[14][1] == [(1, 1, True)]
     assert set(scheduler.by_identity) == {1}

@@ -38,7 +38,7 @@ from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
-from ferrule.engine.rank.driver.spans import load_of
+from ferrule.engine.rank.driver.spans import attended_by, load_of
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
@@ -313,7 +313,7 @@ class Driver:
         self.scheduler.complete(batch, [])
         for span in ended:
             self.control.send(Embedded(span.sequence, pooled[span.sequence].tobytes()))
-        self._time(batch, 0, len(batch.tokens))
+        self._time(batch, 0, len(batch.tokens), attended_by(batch.spans))
 
     def _score(self, batch: Batch, logits: Tensor) -> Tensor:
         """Report the log-probabilities of prompts of which ``batch`` has a piece. Returns the ``logits`` of the
@@ -367,12 +367,12 @@ class Driver:
             self.control.send(Tokens(tuple(new)))
         self._time(batch, *load)
 
-    def _time(self, batch: Batch, answers: int, tokens: int) -> None:
-        """``batch`` has come back, with so many ``answers``, and ``tokens`` of prompts: what it took is the time since
-        the one before, as clients see it."""
+    def _time(self, batch: Batch, answers: int, tokens: int, attended: float) -> None:
+        """``batch`` has come back, with the load that `load_of` says: what it took is the time since the one before, as
+        clients see it."""
         begin, self.since = self.since, time.perf_counter()
         if batch.spans:
-            self.scheduler.pace.took(self.since - begin, answers, tokens)
+            self.scheduler.pace.took(self.since - begin, answers, tokens, attended)
         if self.speculation is not None:
             self.speculation.took(len(batch.tokens), self.since - begin, prompts=tokens > 0)
 

@@ -21,7 +21,7 @@ from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex, root_key
 from ferrule.engine.rank.driver.guesses import lookup_of
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.order import next_to_begin, overtake, prompts_in_order
-from ferrule.engine.rank.driver.pace import FLOOR, Pace
+from ferrule.engine.rank.driver.pace import RIDGE, Allowance, Pace
 from ferrule.engine.rank.driver.shares import Shares
 from ferrule.engine.rank.driver.spans import adapters_of, axes_of, handed_of
 from ferrule.engine.rank.driver.speculation import Speculation
@@ -107,13 +107,12 @@ class Scheduler:
         room, scored = self.limits.batch_tokens, self.limits.scored
         self._embedding = self._embeds_next()
         prompts = prompts_in_order(self.running, self.shares)
+        allowance: Allowance | None = None
         if self._embedding and (answers := sum(not each.embedded for each in self.running)):
-            beside = self.pace.beside(answers, len(prompts))
-            room = room if beside is None else min(room, beside or FLOOR)
+            allowance = self.pace.allow(answers, len(prompts), RIDGE)
         for sequence in (*(each for each in self.running if each.answers), *prompts):
             if answered and not sequence.answers:
-                beside = self.pace.beside(len(spans), len(prompts))
-                room = room if beside is None else min(room, len(tokens) + beside)
+                allowance, answered = self.pace.allow(len(spans), len(prompts)), False
             if len(spans) >= share or len(tokens) >= room:
                 break
             if sequence.embedded != self._embedding:
@@ -128,6 +127,9 @@ class Scheduler:
             if starts:
                 sequence.cached = sequence.held.begin(self.prefixes, shared_keys(self.prefixes, sequence))
             count = sequence.step if self.limits.whole else min(sequence.step, room - len(tokens))
+            if allowance is not None and not self.limits.whole:
+                count = min(count, allowance.of(sequence.cached))
+            waits = not count  # for a later step, and so do those behind it
             if sequence.scores(count):
                 count = min(count, scored)
             if sequence.sights is not None:
@@ -135,6 +137,8 @@ class Scheduler:
             if not count or not self._make_room(sequence, count):
                 if starts:
                     self._restart(sequence)
+                if waits:
+                    break
                 continue
             if sequence.held.reused is None:
                 self.reused(sequence.identity, sequence.cached)
@@ -146,6 +150,8 @@ class Scheduler:
                 pictures += sequence.sights.pictures(len(spans), sequence.cached, last)
             blocks = tuple(block.number for block in sequence.held.blocks) if starts else ()
             drafts = self._drafts(sequence, min(room - len(tokens) - share, scored) // share, share)
+            if allowance is not None:
+                allowance.spend(count, sequence.cached)
             new = [*sequence.tokens[sequence.cached : last], *drafts]
             spans.append(Span(sequence.identity, sequence.cached, len(new), sample, known, scores, blocks, len(drafts)))
             scored -= count * scores + len(drafts)

@@ -10,16 +10,25 @@ from ferrule.engine.rank.batch import Batch, Handed, Span
 from ferrule.engine.rank.sequence import Sequence
 
 
-def load_of(batch: Batch, sequences: Mapping[int, Sequence]) -> tuple[int, int]:
-    """Answers that get their next tokens by ``batch``, forced and guessed ones with it, and its tokens of prompts.
-    Before it is complete."""
-    prompts = [span.tokens for span in batch.spans if not _is_answer(span, sequences.get(span.sequence))]
-    return len(batch.spans) - len(prompts), sum(prompts)
+def load_of(batch: Batch, sequences: Mapping[int, Sequence]) -> tuple[int, int, float]:
+    """Answers that get their next tokens by ``batch``, forced and guessed ones with it, its tokens of prompts, and how
+    many these attend to together. Before it is complete."""
+    prompts = [span for span in batch.spans if not _is_answer(span, sequences.get(span.sequence))]
+    return len(batch.spans) - len(prompts), sum(span.tokens for span in prompts), attended_by(prompts)
+
+
+def attended_by(spans: Iterable[Span]) -> float:
+    """Tokens that those of ``spans`` attend to together, about."""
+    return sum(span.tokens * (span.seen + span.tokens / 2) for span in spans)
 
 
 def _is_answer(span: Span, sequence: Sequence | None) -> bool:
     given = span.tokens - span.drafted
-    return given == 1 or (sequence is not None and sequence.forced.issuperset(range(span.seen + 1, span.seen + given)))
+    if sequence is None or (span.sample and given == 1):
+        return given == 1
+    if given == 1:  # or a piece of its prompt
+        return sequence.answers
+    return sequence.forced.issuperset(range(span.seen + 1, span.seen + given))
 
 
 def adapters_of(sequences: Iterable[Sequence]) -> tuple[int, ...]:
