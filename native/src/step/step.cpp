@@ -1,5 +1,6 @@
 #include "step/step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -36,15 +37,19 @@ void find_angles(RotaryTable& table, std::span<const std::int64_t> positions) {
 
 }  // namespace
 
-void Step::all_reduce(void* data, std::size_t numbers, Element element) const {
+void Step::run_in(Group& group, const Operation& operation) const {
+  const Status status = group.run(&operation, 1, timeout_seconds);
+  if (status != Status::ok) throw GroupEnded{status};
+}
+
+void Step::all_reduce(Group& group, void* data, std::size_t numbers, Element element) const {
   Operation operation;
   operation.op = Op::all_reduce;
   operation.dtype = dtype_of(element);
   operation.reduction = Reduction::sum;
   operation.out = data;
   operation.count = numbers;
-  const Status status = machine.group->run(&operation, 1, timeout_seconds);
-  if (status != Status::ok) throw GroupEnded{status};
+  run_in(group, operation);
 }
 
 std::size_t StepProgram::add_register(std::size_t width) {
@@ -59,10 +64,18 @@ void StepProgram::run(Step& step, const float* hidden, std::size_t length) {
     machine_.cache.reserve(span.sequence, span.seen, span.tokens);
     for (std::size_t i = 0; i < span.tokens; ++i) step.positions.push_back(static_cast<std::int64_t>(span.seen + i));
   }
-  step.count = step.positions.size();
+  step.total = step.count = step.positions.size();
+  if (step.shared_out) {
+    step.first = std::min(step.total, machine_.cache.stripe().rank * step.part());
+    step.count = std::min(step.total - step.first, step.part());
+    const auto begin = step.positions.begin() + static_cast<std::ptrdiff_t>(step.first);
+    step.positions = {begin, begin + static_cast<std::ptrdiff_t>(step.count)};
+    if (!step.tokens.empty()) step.tokens = step.tokens.subspan(step.first, step.count);
+  }
   for (RotaryTable& table : machine_.rotary) find_angles(table, step.positions);
+  const std::size_t rows = std::max(step.count, step.wanted.size());
   for (Register& each : machine_.registers) {
-    if (each.numbers.size() < step.count * each.width) each.numbers.resize(step.count * each.width);
+    if (each.numbers.size() < rows * each.width) each.numbers.resize(rows * each.width);
   }
   if (hidden != nullptr) {
     Register& first = machine_.registers.front();

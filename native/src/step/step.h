@@ -50,6 +50,8 @@ struct Machine {
   Group* group = nullptr;  // of the ranks that share the layers; nullptr: alone
   int group_size = 1;
   int group_rank = 0;
+  Group* context =
+      nullptr;  // of the ranks that have other pages of the cache, in the order of its stripe; nullptr: none
   Element wire = Element::bf16;  // in which sums travel
   Precision precision = Precision::fast;
   std::vector<RotaryTable> rotary;
@@ -61,28 +63,40 @@ struct Machine {
 struct Step {
   Machine& machine;
   std::span<const SequenceSpan> spans;
-  std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none
+  std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none; in a run, of the rows here
   std::span<const std::size_t> wanted;   // rows of tokens whose results are wanted
   double timeout_seconds = 0;            // of each collective
+  bool shared_out = false;               // the tokens are, among the ranks of the context
+  std::size_t total = 0;                 // tokens of the batch
+  std::size_t first = 0;                 // the one of the registers' first row
   std::size_t count = 0;                 // rows of the registers
   std::vector<std::int64_t> positions;   // of each row
 
   Register& at(std::size_t index) { return machine.registers[index]; }
-  // Sum `count` numbers over the ranks, in place. Throws GroupEnded.
-  void all_reduce(void* data, std::size_t count, Element element) const;
+  // Tokens of each rank of the context, where they are shared out; the last one may have fewer.
+  std::size_t part() const { return (total + machine.cache.stripe().ranks - 1) / machine.cache.stripe().ranks; }
+  // Do it in `group`. Throws GroupEnded.
+  void run_in(Group& group, const Operation& operation) const;
+  // Sum `count` numbers over the ranks of `group`, in place. Throws GroupEnded.
+  void all_reduce(Group& group, void* data, std::size_t count, Element element) const;
 };
 
 // Rows by which work is shared out; one or two are not worth waking threads for.
 template <class Body>
-void each_row(Step& step, Body&& body) {
+void each_of(Step& step, std::size_t rows, Body&& body) {
   const auto some = [&](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) body(i);
   };
-  if (step.count < 4) {
-    some(0, step.count);
+  if (rows < 4) {
+    some(0, rows);
   } else {
-    step.machine.pool.share(step.count, some);
+    step.machine.pool.share(rows, some);
   }
+}
+
+template <class Body>
+void each_row(Step& step, Body&& body) {
+  each_of(step, step.count, body);
 }
 
 // An operation of a program. It is run by one thread, which may share its work out over the machine's pool.
@@ -100,7 +114,7 @@ class StepProgram {
   void add(std::unique_ptr<StepOperation> operation) { operations_.push_back(std::move(operation)); }
   std::size_t length() const { return operations_.size(); }
 
-  // Run the first `length` operations on a batch. `hidden`: what the stage before sent, float32 (tokens, width), for
+  // Run the first `length` operations on a batch. `hidden`: what the stage before sent, float32 (rows here, width), for
   // register 0; or nullptr. Throws GroupEnded, std::bad_alloc.
   void run(Step& step, const float* hidden, std::size_t length);
 
