@@ -36,8 +36,12 @@ def test_what_was_asked_for_is_planned_also_of_a_record() -> None:
     assert [round(share.key_value * model.key_value_heads) for share in stage.shares] == [5, 2, 1]
     whole = options_of(DesiredModel(model="m", host="a" * 32, owner="a" * 32, tensor=3, expert_parallel=True), "m")
     assert whole.plan(read_model("qwen3-30b-a3b")).strategy == "expert"
+    long = options_of(DesiredModel(model="m", host="a" * 32, owner="a" * 32, context_parallel=4), "m")
+    assert (long.ranks, long.plan(model).context, long.plan(model).strategy) == (4, 4, "context")
 
 
 def test_a_plan_says_more_than_shares(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="leave --tp, --pp, --shares, --expert-parallel and --hosts out"):
+    with pytest.raises(ConfigError, match="leave --tp, --pp, --cp, --shares, --expert-parallel and"):
         saved_plan(tmp_path / "plan.json", None, None, None, expert_parallel=True)
+    with pytest.raises(ConfigError, match="says how to split"):
+        saved_plan(tmp_path / "plan.json", None, None, None, expert_parallel=False, cp=2)

@@ -166,5 +166,6 @@ def health_response(engine: Engine) -> Response:
         health.speculation,
         health.streamed,
         health.replicas,
+        engine.plan.context,
     )
     return respond(body, 200 if ready else 503)

@@ -12,6 +12,7 @@ import typer
 
 from ferrule.cli.serving.model import (
     MODEL,
+    Cp,
     Device,
     Dtype,
     ExpertParallel,
@@ -73,6 +74,7 @@ def generate(
     tp: Tp = None,
     pp: Pp = None,
     expert_parallel: ExpertParallel = False,
+    cp: Cp = None,
     shares: Shares = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
@@ -118,6 +120,7 @@ def generate(
         speculate=speculate,
         expert_parallel=expert_parallel,
         shares=by_rank,
+        context_parallel=cp or 1,
     )
     given: dict[str, Any] = {
         "max_tokens": max_tokens,

@@ -28,6 +28,13 @@ ExpertParallel = Annotated[
     bool,
     typer.Option("--expert-parallel", help="Give routed experts whole to the ranks of --tp, instead of cutting each."),
 ]
+Cp = Annotated[
+    int | None,
+    typer.Option(
+        "--context-parallel", "--cp", min=1, metavar="N",
+        help="N ranks hold the layers whole and share out keys and values: sequences may be N times as long.",
+    ),
+]  # fmt: skip
 Shares = Annotated[
     str | None,
     typer.Option(metavar="N,N…", help="How large the parts of --tp are to each other, such as 4,2,1; else equal."),

@@ -15,6 +15,7 @@ from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
     MODEL,
+    Cp,
     Device,
     Dtype,
     Encrypt,
@@ -84,6 +85,7 @@ def serve(
     tp: Tp = None,
     pp: Pp = None,
     expert_parallel: ExpertParallel = False,
+    cp: Cp = None,
     shares: Shares = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out.")
@@ -234,7 +236,7 @@ def serve(
     }
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
-        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel})
+        refuse_for_several({"--shares": shares, "--expert-parallel": expert_parallel, "--cp": cp})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -259,10 +261,10 @@ def serve(
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
     tp, by_rank = tensor_of(tp, shares, expert_parallel=expert_parallel and plan is None)
-    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=expert_parallel)
+    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=expert_parallel, cp=cp)
     if saved is not None and device is None:
         device = saved.device
-    if demo and tp is None and pp is None and saved is None and copies is None:
+    if demo and saved is None and copies is None and tp is pp is cp is None:
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
@@ -321,6 +323,7 @@ def serve(
             models=offered(several),
             memory_limit=limit,
             expert_parallel=expert_parallel,
+            context_parallel=cp,
             shares=by_rank or None,
             **own,
             **common,
@@ -338,8 +341,8 @@ def serve(
     from ferrule.engine.host.processes import expecting
     from ferrule.serve.http.listener import listen
 
-    split = tp is not None or pp is not None
-    ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
+    split = any(given is not None for given in (tp, pp, cp))
+    ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
     with (
         listen(
             host,
@@ -373,6 +376,7 @@ def serve(
             device=device or CPU,
             adapters=adapters,
             expert_parallel=expert_parallel,
+            context_parallel=cp or 1,
             shares=by_rank,
             **own,
             **common,
