@@ -41,8 +41,12 @@ def test_what_was_asked_for_is_planned_also_of_a_record() -> None:
     desired = DesiredModel(model="m", host="a" * 32, owner="a" * 32, tensor=3, expert_exchange=True)
     (stage,) = options_of(desired, "m").plan(read_model("qwen3-30b-a3b")).stages
     assert (stage.experts, stage.exchange) == (True, True)
+    long = options_of(DesiredModel(model="m", host="a" * 32, owner="a" * 32, context_parallel=4), "m")
+    assert (long.ranks, long.plan(model).context, long.plan(model).strategy) == (4, 4, "context")
 
 
 def test_a_plan_says_more_than_shares(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="leave --tp, --pp, --shares, --expert-parallel and --hosts out"):
+    with pytest.raises(ConfigError, match="leave --tp, --pp, --cp, --shares, --expert-parallel and"):
         saved_plan(tmp_path / "plan.json", None, None, None, expert_parallel=True)
+    with pytest.raises(ConfigError, match="says how to split"):
+        saved_plan(tmp_path / "plan.json", None, None, None, expert_parallel=False, cp=2)

@@ -59,3 +59,35 @@ def test_a_prompt_is_computed_once_also_where_all_ranks_start_again(
             await engine.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.slow
+def test_ranks_that_share_out_pages_keep_theirs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one = EngineOptions("demo", dtype="float32", threads=1)
+    two = EngineOptions("demo", context_parallel=2, dtype="float32", threads=1, prefix_disk=1 << 26)
+
+    async def body() -> None:
+        engine = await start(one)
+        try:
+            expected, _ = await asked(engine, PROMPT)
+        finally:
+            await engine.close()
+        engine = await start(two)
+        try:
+            assert engine.plan.strategy == "context"
+            assert await asked(engine, PROMPT) == (expected, 0)
+            assert await asked(engine, PROMPT, kill=True) == (expected, SHARED), "it goes on after a rank was lost"
+            assert engine.health().recoveries == 1
+            async with asyncio.timeout(30):  # they are written in the background
+                while len(list(tmp_path.glob(FILES))) < 2 * SHARED // BLOCK:
+                    await asyncio.sleep(0.05)
+        finally:
+            await engine.close()
+        engine = await start(two)
+        try:
+            assert await asked(engine, PROMPT) == (expected, SHARED), "each rank has read its pages from disk"
+        finally:
+            await engine.close()
+
+    asyncio.run(body())

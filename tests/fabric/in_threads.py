@@ -103,7 +103,7 @@ def on_plan(plan: Plan, body: Callable[[Group, Group], Result]) -> list[Result]:
 
     def run(world: Group) -> Result:
         shard = plan.shards[world.rank]
-        return body(world, stages[shard.stage][shard.part])
+        return body(world, stages[shard.stage][shard.place])
 
     try:
         return on_all(worlds, run)

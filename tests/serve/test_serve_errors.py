@@ -9,11 +9,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fake_engine import TEXT, FakeEngine, byte_level
-from running import until
+from fake_engine import TEXT, FakeEngine, byte_level, tensor_plan
+from running import running, until
 
 from ferrule.engine import Health, ReplicaHealth
 from ferrule.errors import ModelUnavailable
+from ferrule.model import Share
+from ferrule.plan import Plan, Stage
 from ferrule.serve.answer.prompt import MAX_BODY_BYTES
 
 MODEL = "acme/fake-1b"
@@ -353,3 +355,10 @@ def test_a_full_server_asks_to_come_back(serving: Serving) -> None:
         chat(client)
     assert caught.value.response.headers["retry-after"] == "1"
     stream.close()
+
+
+def test_health_says_over_how_many_ranks_keys_and_values_are_shared_out() -> None:
+    by_pages = Plan((Stage(("a", "b", "c"), 0, 8, (Share(),) * 3, context=True),))
+    for plan, told in ((by_pages, 3), (tensor_plan(), None)):
+        with running(FakeEngine(plan=plan)) as url:
+            assert httpx.get(f"{url}/health").json().get("context_parallel") == told

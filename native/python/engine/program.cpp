@@ -43,8 +43,14 @@ std::vector<CacheLayer> layers_of(const std::vector<std::tuple<std::size_t, std:
 class PyProgram {
  public:
   PyProgram(int threads, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>& layers, int cached,
-            int wire, bool exact, std::uintptr_t group, int group_size, int group_rank)
-      : machine_(threads, KvCache(layers_of(layers), static_cast<Cached>(cached))), program_(machine_) {
+            int wire, bool exact, std::uintptr_t group, int group_size, int group_rank, std::uintptr_t context,
+            std::size_t context_size, std::size_t context_rank)
+      : machine_(threads, KvCache(layers_of(layers), static_cast<Cached>(cached), {context_size, context_rank})),
+        program_(machine_) {
+    if (context_rank >= context_size || (context_size > 1) != (context != 0)) {
+      throw std::invalid_argument("a context has a group of its ranks, or one rank");
+    }
+    machine_.context = reinterpret_cast<Group*>(context);
     machine_.group = reinterpret_cast<Group*>(group);
     machine_.group_size = group_size;
     machine_.group_rank = group_rank;
@@ -263,11 +269,13 @@ class PyProgram {
   }
 
   // Run operations `first` up to `length` (all: 0). `spans`: (sequence, tokens seen, tokens). `hidden`: address of
-  // float32 numbers for register 0, or 0. `adapters`: the number of each span's, or none at all. Returns the status of
-  // the group's operation that failed, or OK.
+  // float32 numbers for register 0, or 0. `adapters`: the number of each span's, or none at all. `shared_out`: ranks of
+  // the context compute a part of the tokens each; else all of them, and keep their pages of the caches only. Returns
+  // the status of the group's operation that failed, or OK.
   int run(const std::vector<std::tuple<std::int64_t, std::size_t, std::size_t>>& spans,
           const std::vector<std::int64_t>& tokens, const std::vector<std::size_t>& wanted, std::uintptr_t hidden,
-          double timeout_seconds, std::size_t length, const std::vector<std::size_t>& adapters, std::size_t first) {
+          double timeout_seconds, std::size_t length, const std::vector<std::size_t>& adapters, std::size_t first,
+          bool shared_out) {
     if (first > (length == 0 ? program_.length() : length)) throw std::invalid_argument("it ends before it begins");
     std::vector<SequenceSpan> given;
     std::size_t count = 0;
@@ -281,8 +289,9 @@ class PyProgram {
       if (row >= count) throw std::invalid_argument("a wanted row is not in the batch");
     }
     if (hidden == 0 && tokens.size() != count) throw std::invalid_argument("as many tokens as the spans say");
+    if (shared_out && machine_.context == nullptr) throw std::invalid_argument("there is no other rank of a context");
     const nb::gil_scoped_release release;
-    Step step{machine_, given, tokens, wanted, timeout_seconds, 0, {}};
+    Step step{machine_, given, tokens, wanted, timeout_seconds, shared_out, 0, 0, 0, false, {}};
     try {
       program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length, first);
     } catch (const GroupEnded& ended) {
@@ -365,8 +374,9 @@ class PyProgram {
 void bind_programs(nb::module_& module) {
   nb::class_<PyProgram>(module, "Program")
       .def(nb::init<int, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>&, int, int, bool,
-                    std::uintptr_t, int, int>(),
-           "threads"_a, "layers"_a, "cached"_a, "wire"_a, "exact"_a, "group"_a, "group_size"_a, "group_rank"_a)
+                    std::uintptr_t, int, int, std::uintptr_t, std::size_t, std::size_t>(),
+           "threads"_a, "layers"_a, "cached"_a, "wire"_a, "exact"_a, "group"_a, "group_size"_a, "group_rank"_a,
+           "context"_a = 0, "context_size"_a = 1, "context_rank"_a = 0)
       .def("add_register", &PyProgram::add_register, "width"_a)
       .def("add_rotary", &PyProgram::add_rotary, "frequencies"_a, "factor"_a)
       .def("embed", &PyProgram::embed, "table"_a, "first"_a, "factor"_a, "shared"_a, "to"_a)
@@ -391,7 +401,7 @@ void bind_programs(nb::module_& module) {
            "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "sharing"_a,
            "bounds"_a, "inner"_a, "kind"_a, "interleaved"_a, "matrices"_a, "biases"_a)
       .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout_seconds"_a, "length"_a,
-           "adapters"_a, "first"_a = 0)
+           "adapters"_a, "first"_a = 0, "shared_out"_a = false)
       .def("address", &PyProgram::address, "register"_a)
       .def("release", &PyProgram::release, "sequence"_a)
       .def("keep", &PyProgram::keep, "sequence"_a, "place"_a, "block"_a)

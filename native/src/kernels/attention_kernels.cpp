@@ -164,12 +164,16 @@ void attend_as(const AttentionTile& tile) {
   }
   constexpr auto kTokens = static_cast<std::int64_t>(kPageTokens);
   const std::int64_t seen = tile.window == 0 || lowest < tile.window ? 0 : lowest - tile.window + 1;
-  for (std::int64_t page = seen / kTokens; page <= last / kTokens; ++page) {
+  const auto first_page = static_cast<std::int64_t>(tile.first_page);
+  const auto page_step = static_cast<std::int64_t>(tile.page_step);
+  const std::int64_t before = seen / kTokens - first_page;  // pages that none of them sees
+  std::int64_t place = before <= 0 ? 0 : (before + page_step - 1) / page_step;
+  for (std::int64_t page = first_page + place * page_step; page <= last / kTokens; page += page_step, ++place) {
     F logits[kCount];
     if constexpr (has_codes(kCached)) {
-      logits_of_codes<kCached, kCount>(tile, queries, tile.keys[page], logits);
+      logits_of_codes<kCached, kCount>(tile, queries, tile.keys[place], logits);
     } else {
-      logits_of<kCached, kCount>(tile, queries, tile.keys[page], logits);
+      logits_of<kCached, kCount>(tile, queries, tile.keys[place], logits);
     }
     alignas(64) float weights[kCount][kPageTokens];
     for (int t = 0; t < kCount; ++t) {
@@ -212,7 +216,7 @@ void attend_as(const AttentionTile& tile) {
     }
     // Tokens behind the last one have not been written: whatever is there must not come into the sums.
     const auto tokens = static_cast<std::size_t>(least<std::int64_t>(kTokens, last - page * kTokens + 1));
-    const std::uint8_t* values = tile.values[page];
+    const std::uint8_t* values = tile.values[place];
     alignas(64) float scales[has_codes(kCached) ? kMostGroups * kPageTokens : 1];
     if constexpr (has_codes(kCached)) {
       constexpr std::size_t kBits = code_bits(kCached);
@@ -232,7 +236,9 @@ void attend_as(const AttentionTile& tile) {
     for (; i < tile.value_width; i += 16) add_values<kCached, kCount, 1>(tile, values, scales, weights, tokens, i);
   }
   for (int t = 0; t < kCount; ++t) {
-    const F by = set1(1.0F / total[t]);
+    if (tile.highest != nullptr) tile.highest[t] = top[t];
+    if (tile.sums != nullptr) tile.sums[t] = total[t];
+    const F by = set1(total[t] == 0 ? 0.0F : 1.0F / total[t]);
     for (std::size_t i = 0; i < tile.value_width; i += 16) store(tile.out[t] + i, load(tile.out[t] + i) * by);
   }
 }

@@ -41,6 +41,12 @@ struct AttentionTile {
   // byte with i + 16, which has the higher half; they are 8 more than what they stand for.
   const std::uint8_t* const* keys = nullptr;
   const std::uint8_t* const* values = nullptr;
+  // Those pages are numbers first_page, first_page + page_step and so on; queries see no others.
+  std::size_t first_page = 0, page_step = 1;
+  // Of each query the highest logit, and the sum of e to the power of each less that, sinks included; or nullptr. Where
+  // it sees nothing the sum is 0, and so are the results.
+  float* highest = nullptr;
+  float* sums = nullptr;
 };
 constexpr std::size_t kMostQueries = 8;
 constexpr std::size_t kMostWidth = 640;  // latents of 512 and their rotary part

@@ -29,7 +29,8 @@ void store_row(const float* from, std::size_t width, int bits, std::uint8_t* cod
 
 }  // namespace
 
-KvCache::KvCache(std::vector<CacheLayer> layers, Cached cached) : layers_(std::move(layers)), cached_(cached) {
+KvCache::KvCache(std::vector<CacheLayer> layers, Cached cached, Stripe stripe)
+    : layers_(std::move(layers)), cached_(cached), stripe_(stripe) {
   for (const CacheLayer& layer : layers_) {
     layer_starts_.push_back(page_bytes_);
     page_bytes_ += layer.page_bytes(cached_);
@@ -42,8 +43,9 @@ std::size_t KvCache::bytes_per_token() const { return page_bytes_ / kPageTokens;
 void KvCache::reserve(std::int64_t sequence, std::size_t seen, std::size_t tokens) {
   if (seen == 0) release(sequence);
   std::vector<Page>& pages = sequences_[sequence];
-  FERRULE_ASSERT(seen <= pages.size() * kPageTokens);
-  while (pages.size() * kPageTokens < seen + tokens) pages.push_back(take());
+  const auto here = [&](std::size_t count) { return stripe_.of((count + kPageTokens - 1) / kPageTokens); };
+  FERRULE_ASSERT(here(seen) <= pages.size());
+  while (pages.size() < here(seen + tokens)) pages.push_back(take());
 }
 
 void KvCache::release(std::int64_t sequence) {
@@ -55,14 +57,16 @@ void KvCache::release(std::int64_t sequence) {
 
 void KvCache::keep(std::int64_t sequence, std::size_t place, std::int64_t block) {
   std::vector<Page>& pages = sequences_.at(sequence);
-  if ((place + 1) * kBlockPages > pages.size()) throw std::out_of_range("the sequence has no such block");
-  const auto first = pages.begin() + static_cast<std::ptrdiff_t>(place * kBlockPages);
+  const std::size_t begin = stripe_.of(place * kBlockPages), end = stripe_.of((place + 1) * kBlockPages);
+  if (end > pages.size()) throw std::out_of_range("the sequence has no such block");
+  const auto first = pages.begin() + static_cast<std::ptrdiff_t>(begin);
   const auto found = blocks_.find(block);
   if (found == blocks_.end()) {
-    for (const Page page : blocks_.emplace(block, Block(first, first + kBlockPages)).first->second) ++users_[page];
+    const auto last = pages.begin() + static_cast<std::ptrdiff_t>(end);
+    for (const Page page : blocks_.emplace(block, Block(first, last)).first->second) ++users_[page];
     return;
   }
-  for (std::size_t i = 0; i < kBlockPages; ++i) {
+  for (std::size_t i = 0; i < end - begin; ++i) {
     const Page own = std::exchange(first[static_cast<std::ptrdiff_t>(i)], found->second[i]);
     ++users_[found->second[i]];
     give_back(own);
@@ -88,7 +92,12 @@ void KvCache::drop(std::int64_t block) {
   opened_.erase(block);
 }
 
+void KvCache::check_blocks_alike() const {
+  if (kBlockPages % stripe_.ranks != 0) throw std::out_of_range("not every block has as many pages here");
+}
+
 void KvCache::read(std::int64_t block, std::uint8_t* to) const {
+  check_blocks_alike();
   for (const Page page : blocks_.at(block)) {
     std::memcpy(to, start(page), page_bytes_);
     to += page_bytes_;
@@ -96,9 +105,10 @@ void KvCache::read(std::int64_t block, std::uint8_t* to) const {
 }
 
 void KvCache::write(std::int64_t block, const std::uint8_t* from) {
+  check_blocks_alike();
   drop(block);
   Block& made = blocks_[block];
-  for (std::size_t i = 0; i < kBlockPages; ++i) {
+  for (std::size_t i = 0; i < block_pages(); ++i) {
     made.push_back(take());
     std::memcpy(start(made.back()), from + i * page_bytes_, page_bytes_);
   }

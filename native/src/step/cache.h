@@ -40,13 +40,24 @@ struct CacheLayer {
 
 constexpr std::size_t kBlockPages = 4;  // 64 tokens
 
+// The pages of every sequence that are here: number `rank`, and each `ranks`-th behind it.
+struct Stripe {
+  std::size_t ranks = 1;
+  std::size_t rank = 0;
+
+  bool has(std::size_t page) const { return page % ranks == rank; }
+  // How many of the first `pages` of a sequence.
+  std::size_t of(std::size_t pages) const { return (pages + ranks - 1 - rank) / ranks; }
+};
+
 class KvCache {
  public:
-  KvCache(std::vector<CacheLayer> layers, Cached cached);
+  KvCache(std::vector<CacheLayer> layers, Cached cached, Stripe stripe = {});
 
   Cached cached() const { return cached_; }
+  const Stripe& stripe() const { return stripe_; }
   const CacheLayer& layer(std::size_t index) const { return layers_[index]; }
-  // All layers together.
+  // Of a token that is here, all layers together.
   std::size_t bytes_per_token() const;
   // Make room for `tokens` of a sequence; 0 seen starts it afresh. Throws std::bad_alloc.
   void reserve(std::int64_t sequence, std::size_t seen, std::size_t tokens);
@@ -59,8 +70,9 @@ class KvCache {
   // Start a sequence afresh with `blocks`. Throws std::out_of_range where one is not kept.
   void adopt(std::int64_t sequence, std::span<const std::int64_t> blocks);
   void drop(std::int64_t block);
-  std::size_t block_bytes() const { return kBlockPages * page_bytes_; }
-  // Bytes of a block, of all layers, as they lie in memory: those of one that is kept, or of a new one.
+  std::size_t block_bytes() const { return block_pages() * page_bytes_; }
+  // Bytes of a block, of all layers, as they lie in memory: those of one that is kept, or of a new one. Throw
+  // std::out_of_range where blocks differ in how many of their pages are here.
   void read(std::int64_t block, std::uint8_t* to) const;
   void write(std::int64_t block, const std::uint8_t* from);
   // A new block, whose contents are still to be put into it.
@@ -80,7 +92,7 @@ class KvCache {
   void put_part(std::int64_t block, const Part& part, const std::uint8_t* from);
 
   using Page = std::uint32_t;
-  // Of a sequence, in the order of its tokens.
+  // Of a sequence those that are here, in the order of its tokens.
   const std::vector<Page>& pages(std::int64_t sequence) const { return sequences_.at(sequence); }
   // The keys of a key/value head; behind them lie its values.
   std::uint8_t* keys(Page page, std::size_t layer, std::size_t head);
@@ -92,6 +104,8 @@ class KvCache {
 
   void store_codes(std::uint8_t* page, const CacheLayer& of, std::size_t token, const float* key,
                    const float* value) const;
+  std::size_t block_pages() const { return stripe_.of(kBlockPages); }
+  void check_blocks_alike() const;
   Page take();
   void give_back(Page page);
   std::size_t part_start(const Part& part) const;  // within a page of all layers
@@ -102,6 +116,7 @@ class KvCache {
 
   const std::vector<CacheLayer> layers_;
   const Cached cached_;
+  const Stripe stripe_;
   std::vector<std::size_t> layer_starts_;  // bytes, within a page of all layers
   std::size_t page_bytes_ = 0;
   std::size_t pages_per_slab_ = 1;

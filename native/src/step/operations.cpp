@@ -1,7 +1,6 @@
 #include "step/operations.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -23,7 +22,7 @@ void Embed::run(Step& step) {
     }
   });
   if (shared && step.machine.group_size > 1) {
-    step.all_reduce(out.data, step.count * out.width, Element::f32);
+    step.all_reduce(*step.machine.group, out.data, step.count * out.width, Element::f32);
   }
 }
 
@@ -62,9 +61,8 @@ void Adapt::run(Step& step) {
     rows_.clear();
     for (std::size_t row = 0; const SequenceSpan& span : step.spans) {
       for (std::size_t i = 0; i < span.tokens; ++i, ++row) {
-        if (span.adapter == each.adapter && row >= step.first && row < step.first + step.count) {
-          rows_.push_back(row - step.first);
-        }
+        const bool here = row >= step.first && row < step.first + step.count;
+        if (here && span.adapter == each.adapter) rows_.push_back(row - step.first);
       }
     }
     if (rows_.empty()) continue;
@@ -117,95 +115,6 @@ void Rotate::run(Step& step) {
   });
 }
 
-void Attend::run(Step& step) {
-  KvCache& cache = step.machine.cache;
-  const CacheLayer& of = cache.layer(layer);
-  const std::size_t share = heads / of.heads;
-  tiles_.clear();
-  std::size_t row = 0;
-  for (std::size_t span = 0; span < step.spans.size(); ++span) {
-    const SequenceSpan& given = step.spans[span];
-    const std::vector<KvCache::Page>& pages = cache.pages(given.sequence);
-    for (std::size_t i = 0; i < given.tokens; ++i, ++row) {
-      const std::size_t position = given.seen + i;
-      for (std::size_t head = 0; head < of.heads; ++head) {
-        cache.store(pages[position / kPageTokens], layer, position % kPageTokens, head,
-                    at(step, key, row) + head * of.width, at(step, value, row) + head * of.value_width);
-      }
-    }
-    for (std::size_t head = 0; head < of.heads; ++head) {
-      const std::size_t queries = given.tokens * share;
-      for (std::size_t first = 0; first < queries;) {
-        const std::size_t left = queries - first;
-        const std::size_t some = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        tiles_.push_back({span, head, first, some});
-        first += some;
-      }
-    }
-  }
-  std::vector<std::size_t> starts;
-  for (std::size_t start = 0; const SequenceSpan& span : step.spans) {
-    starts.push_back(start);
-    start += span.tokens;
-  }
-  std::atomic<std::size_t> next{0};
-  step.machine.pool.run([&](int) {
-    for (std::size_t i = next.fetch_add(1); i < tiles_.size(); i = next.fetch_add(1)) {
-      run_tile(step, tiles_[i], starts[tiles_[i].span]);
-    }
-  });
-}
-
-void Attend::run_tile(Step& step, const Tile& tile, std::size_t row) const {
-  KvCache& cache = step.machine.cache;
-  const CacheLayer& of = cache.layer(layer);
-  const SequenceSpan& span = step.spans[tile.span];
-  const std::size_t share = heads / of.heads;
-  const std::size_t padded = of.padded_value_width(cache.cached());
-  static thread_local std::vector<float> results;  // values are computed in whole vectors
-  results.resize(kMostQueries * padded);
-  const float* queries[kMostQueries];
-  float* out[kMostQueries];
-  std::int64_t positions[kMostQueries];
-  float logits_of_sinks[kMostQueries];
-  for (std::size_t i = 0; i < tile.count; ++i) {
-    const std::size_t token = (tile.first + i) / share;
-    const std::size_t head = tile.head * share + (tile.first + i) % share;
-    queries[i] = at(step, query, row + token) + head * of.width;
-    out[i] = results.data() + i * padded;
-    positions[i] = static_cast<std::int64_t>(span.seen + token);
-    if (!sinks.empty()) logits_of_sinks[i] = sinks[head];
-  }
-  const std::vector<KvCache::Page>& pages = cache.pages(span.sequence);
-  static thread_local std::vector<const std::uint8_t*> keys, values;
-  keys.resize(pages.size());
-  values.resize(pages.size());
-  for (std::size_t page = 0; page < pages.size(); ++page) {
-    keys[page] = cache.keys(pages[page], layer, tile.head);
-    values[page] = keys[page] + of.key_bytes(cache.cached());
-  }
-  AttentionTile work;
-  work.count = tile.count;
-  work.width = of.width;
-  work.value_width = padded;
-  work.queries = queries;
-  work.out = out;
-  work.positions = positions;
-  work.sinks = sinks.empty() ? nullptr : logits_of_sinks;
-  work.scale = scale;
-  work.softcap = softcap;
-  work.window = window;
-  work.cached = cache.cached();
-  work.keys = keys.data();
-  work.values = values.data();
-  step.machine.kernels.attend(work);
-  for (std::size_t i = 0; i < tile.count; ++i) {
-    const std::size_t token = (tile.first + i) / share;
-    const std::size_t head = tile.head * share + (tile.first + i) % share;
-    std::memcpy(step.at(to).row(row + token) + head * of.value_width, out[i], of.value_width * sizeof(float));
-  }
-}
-
 void Gate::run(Step& step) {
   each_row(step, [&](std::size_t i) {
     step.machine.kernels.gate(kind, at(step, gate, i), gated ? at(step, up, i) : nullptr, width, step.at(to).row(i));
@@ -221,14 +130,14 @@ void Reduce::run(Step& step) {
   const Element element = summed ? step.machine.wire : Element::f32;
   const void* result = source.data;
   if (summed && element == Element::f32) {
-    step.all_reduce(source.data, numbers, element);
+    step.all_reduce(*step.machine.group, source.data, numbers, element);
   } else if (summed) {
     wire_.resize(numbers * element_bytes(element));
     result = wire_.data();
     each_row(step, [&](std::size_t i) {
       kernels.narrow(element, source.row(i), source.width, wire_.data() + i * source.width * element_bytes(element));
     });
-    step.all_reduce(wire_.data(), numbers, element);
+    step.all_reduce(*step.machine.group, wire_.data(), numbers, element);
   }
   each_row(step, [&](std::size_t i) {
     float* const row = target.row(i);
@@ -255,10 +164,19 @@ void Scale::run(Step& step) {
 void Select::run(Step& step) {
   const Rows source = step.at(from);
   const Rows target = step.at(to);
+  Machine& machine = step.machine;
   for (std::size_t i = 0; i < step.wanted.size(); ++i) {
-    std::memcpy(target.row(i), source.row(step.wanted[i]), source.width * sizeof(float));
+    const std::size_t row = step.wanted[i];
+    if (row >= step.first && row < step.first + step.count) {
+      std::memcpy(target.row(i), source.row(row - step.first), source.width * sizeof(float));
+    } else {
+      std::memset(target.row(i), 0, target.width * sizeof(float));
+    }
   }
-  step.count = step.wanted.size();
+  if (step.shared_out && !step.wanted.empty()) {
+    step.all_reduce(*machine.context, target.data, step.wanted.size() * target.width, Element::f32);
+  }
+  step.count = machine.cache.stripe().rank == 0 ? step.wanted.size() : 0;  // one rank of the context goes on
 }
 
 void Enter::run(Step& step) { pool->enter(part, step.timeout_seconds); }
@@ -292,8 +210,7 @@ void Gather::run(Step& step) {
   operation.in = all.data();
   operation.out = root ? joined : nullptr;
   operation.count = step.count * part;
-  const Status status = step.machine.group->run(&operation, 1, step.timeout_seconds);
-  if (status != Status::ok) throw GroupEnded{status};
+  step.run_in(*step.machine.group, operation);
   if (!root) return;
   std::size_t start = 0;
   for (std::size_t rank = 0; rank < ranks; start += widths[rank++]) {

@@ -90,6 +90,10 @@ struct Rotate final : StepOperation {
   void run(Step& step) override;
 };
 
+// Where a context has other ranks each keeps its pages' keys and values, and attends to them for all tokens of the
+// batch: of these partial results, by the highest logit and the sum of exponentials of each (Dao and others,
+// "Flash-Decoding", 2023), each rank makes those of its rows. Queries and partial results travel, and no keys but new
+// ones.
 struct Attend final : StepOperation {
   View query, key, value;
   std::size_t to = 0;
@@ -104,8 +108,15 @@ struct Attend final : StepOperation {
   struct Tile {
     std::size_t span, head, first, count;  // queries `first` on of those that share key/value head `head`
   };
-  void run_tile(Step& step, const Tile& tile, std::size_t row) const;
+  static Rows rows_of(Step& step, View view) { return {step.at(view.reg).width, at(step, view, 0)}; }
+  void gather_rows(Step& step);
+  void run_tile(Step& step, const Tile& tile, std::size_t row);
+  void merge(Step& step);
+
   std::vector<Tile> tiles_;
+  Rows queries_, keys_, values_, results_;  // of each token of the batch
+  std::vector<float> gathered_, partial_, highest_, sums_;  // the last two: (tokens, heads)
+  std::vector<std::uint8_t> sent_, received_;
 };
 
 struct Gate final : StepOperation {
@@ -135,7 +146,7 @@ struct Scale final : StepOperation {
   void run(Step& step) override;
 };
 
-// Keep only the rows that are wanted, in all operations that follow.
+// Keep only the rows that are wanted, in all operations that follow: on the first rank of the context.
 struct Select final : StepOperation {
   std::size_t from = 0, to = 0;
   void run(Step& step) override;

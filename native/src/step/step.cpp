@@ -1,5 +1,6 @@
 #include "step/step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -37,15 +38,19 @@ void find_angles(RotaryTable& table, std::span<const std::int64_t> positions) {
 
 }  // namespace
 
-void Step::all_reduce(void* data, std::size_t numbers, Element element) const {
+void Step::run_in(Group& group, const Operation& operation) const {
+  const Status status = group.run(&operation, 1, timeout_seconds);
+  if (status != Status::ok) throw GroupEnded{status};
+}
+
+void Step::all_reduce(Group& group, void* data, std::size_t numbers, Element element) const {
   Operation operation;
   operation.op = Op::all_reduce;
   operation.dtype = dtype_of(element);
   operation.reduction = Reduction::sum;
   operation.out = data;
   operation.count = numbers;
-  const Status status = machine.group->run(&operation, 1, timeout_seconds);
-  if (status != Status::ok) throw GroupEnded{status};
+  run_in(group, operation);
 }
 
 void Step::all_to_all(const void* in, void* out, const std::vector<std::size_t>& sends,
@@ -57,8 +62,7 @@ void Step::all_to_all(const void* in, void* out, const std::vector<std::size_t>&
   operation.out = out;
   operation.send_counts = sends.data();
   operation.recv_counts = receives.data();
-  const Status status = machine.group->run(&operation, 1, timeout_seconds);
-  if (status != Status::ok) throw GroupEnded{status};
+  run_in(*machine.group, operation);
 }
 
 std::size_t StepProgram::add_register(std::size_t width) {
@@ -72,9 +76,16 @@ void StepProgram::run(Step& step, const float* hidden, std::size_t length, std::
   for (const SequenceSpan& span : step.spans) {
     for (std::size_t i = 0; i < span.tokens; ++i) step.positions.push_back(static_cast<std::int64_t>(span.seen + i));
   }
-  step.count = step.positions.size();
+  step.total = step.count = step.positions.size();
   step.first = 0;
   step.apart = false;
+  if (step.shared_out) {
+    step.first = std::min(step.total, machine_.cache.stripe().rank * step.part());
+    step.count = std::min(step.total - step.first, step.part());
+    const auto begin = step.positions.begin() + static_cast<std::ptrdiff_t>(step.first);
+    step.positions = {begin, begin + static_cast<std::ptrdiff_t>(step.count)};
+    if (!step.tokens.empty()) step.tokens = step.tokens.subspan(step.first, step.count);
+  }
   if (first == 0) begin(step, hidden);
   for (std::size_t i = first; i < length; ++i) operations_[i]->run(step);
   if (step.apart) gather_rows(step, 0, Element::f32, wire_);  // what a stage hands on is whole on every rank
@@ -83,8 +94,9 @@ void StepProgram::run(Step& step, const float* hidden, std::size_t length, std::
 void StepProgram::begin(Step& step, const float* hidden) {
   for (const SequenceSpan& span : step.spans) machine_.cache.reserve(span.sequence, span.seen, span.tokens);
   for (RotaryTable& table : machine_.rotary) find_angles(table, step.positions);
+  const std::size_t rows = std::max(step.count, step.wanted.size());
   for (Register& each : machine_.registers) {
-    if (each.numbers.size() < step.count * each.width) each.numbers.resize(step.count * each.width);
+    if (each.numbers.size() < rows * each.width) each.numbers.resize(rows * each.width);
   }
   if (hidden != nullptr) {
     Register& first = machine_.registers.front();

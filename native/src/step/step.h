@@ -63,6 +63,8 @@ struct Machine {
   Group* group = nullptr;  // of the ranks that share the layers; nullptr: alone
   int group_size = 1;
   int group_rank = 0;
+  Group* context =
+      nullptr;  // of the ranks that have other pages of the cache, in the order of its stripe; nullptr: none
   Element wire = Element::bf16;  // in which sums travel
   Precision precision = Precision::fast;
   std::vector<RotaryTable> rotary;
@@ -74,40 +76,49 @@ struct Machine {
 struct Step {
   Machine& machine;
   std::span<const SequenceSpan> spans;
-  std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none
+  std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none; in a run, of the rows here
   std::span<const std::size_t> wanted;   // rows of tokens whose results are wanted
   double timeout_seconds = 0;            // of each collective
-  std::size_t count = 0;                 // rows of the registers that operations work on
-  std::vector<std::int64_t> positions;   // of each row of the batch
-  std::size_t first = 0;                 // of the batch, the row where these begin
-  bool apart = false;                    // they are this rank's own, while other ranks work on theirs
+  bool shared_out = false;               // among the ranks of the context: registers have the rows of this one only
+  std::size_t total = 0;                 // tokens of the batch
+  std::size_t first = 0;                 // of the batch, the one where the rows begin that operations work on
+  std::size_t count = 0;                 // of these rows
+  bool apart = false;                    // they are this rank's own, while other ranks of the layer work on theirs
+  std::vector<std::int64_t> positions;   // of each row of the registers
 
   Rows at(std::size_t index) {
     Register& found = machine.registers[index];
-    return {found.width, found.row(first)};
+    return {found.width, found.row(shared_out ? 0 : first)};
   }
   // The first row of the batch that is `rank`'s own; where `rank` is the number of ranks, that behind the last.
-  std::size_t border(std::size_t rank) const {
-    return positions.size() * rank / static_cast<std::size_t>(machine.group_size);
-  }
-  // Sum `count` numbers over the ranks, in place. Throws GroupEnded.
-  void all_reduce(void* data, std::size_t count, Element element) const;
-  // Give each rank its part of `in`; what comes stands in `out` in the order of ranks. Throws GroupEnded.
+  std::size_t border(std::size_t rank) const { return total * rank / static_cast<std::size_t>(machine.group_size); }
+  // Tokens of each rank of the context, where they are shared out; the last one may have fewer.
+  std::size_t part() const { return (total + machine.cache.stripe().ranks - 1) / machine.cache.stripe().ranks; }
+  // Do it in `group`. Throws GroupEnded.
+  void run_in(Group& group, const Operation& operation) const;
+  // Sum `count` numbers over the ranks of `group`, in place. Throws GroupEnded.
+  void all_reduce(Group& group, void* data, std::size_t count, Element element) const;
+  // Give each rank of the layer its part of `in`; what comes stands in `out` in the order of ranks. Throws GroupEnded.
   void all_to_all(const void* in, void* out, const std::vector<std::size_t>& sends,
                   const std::vector<std::size_t>& receives, Element element) const;
 };
 
 // Rows by which work is shared out; one or two are not worth waking threads for.
 template <class Body>
-void each_row(Step& step, Body&& body) {
+void each_of(Step& step, std::size_t rows, Body&& body) {
   const auto some = [&](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) body(i);
   };
-  if (step.count < 4) {
-    some(0, step.count);
+  if (rows < 4) {
+    some(0, rows);
   } else {
-    step.machine.pool.share(step.count, some);
+    step.machine.pool.share(rows, some);
   }
+}
+
+template <class Body>
+void each_row(Step& step, Body&& body) {
+  each_of(step, step.count, body);
 }
 
 // An operation of a program. It is run by one thread, which may share its work out over the machine's pool.
@@ -126,8 +137,8 @@ class StepProgram {
   std::size_t length() const { return operations_.size(); }
 
   // Run operations `first` up to `length` (not included) on a batch. `hidden`: what the stage before sent, float32
-  // (tokens, width), for register 0; or nullptr. Those before `first`, if any, have just been run on the same batch.
-  // Throws GroupEnded, std::bad_alloc.
+  // (rows here, width), for register 0; or nullptr. Those before `first`, if any, have just been run on the same batch,
+  // and have left its rows on every rank. Throws GroupEnded, std::bad_alloc.
   void run(Step& step, const float* hidden, std::size_t length, std::size_t first = 0);
 
  private:

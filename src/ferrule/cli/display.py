@@ -88,9 +88,11 @@ def show_ready(
     """Print where the model is served, how it is split and how fast it is, and a command to try it, to be pasted."""
     url = base_url(host, port, tls)
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
+    from ferrule.plan import split_flags
+
     plan = engine.plan
     same = len({stage.width for stage in plan.stages}) == 1
-    flags = f"--tp {plan.tensor} --pp {plan.pipeline}, " if same else ""
+    flags = f"{split_flags(plan)}, " if same else ""
     how = Text(f"{plan.strategy}: {flags}{plan.layers} layers; {plan.reason}")
     told = [] if speed is None else [Text(speed_text(speed))]
     if engine.adapters:
@@ -178,6 +180,8 @@ def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:
         shard = shards[info.rank]
         even = len(set(shard.shares)) == 1
         part = f"{shard.part + 1}/{shard.parts}" if even else f"{shard.shares[shard.part].width:.0%}"
+        if shard.context > 1:
+            part = f"whole, pages {shard.context_part + 1}/{shard.context}"
         weights, where = format_bytes(info.weight_bytes), info.transports or "none"
         table.add_row(str(info.rank), str(info.pid), layers(shard), part, weights, where, info.device)
     return table

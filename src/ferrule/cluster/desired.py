@@ -107,6 +107,7 @@ class DesiredModel:
     memory_limit: Count | None = None
     expert_parallel: bool | None = None
     expert_exchange: bool | None = None
+    context_parallel: Count | None = None
     shares: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=1000)] | None = None
 
     def only(self, one: OfferedModel) -> DesiredModel:

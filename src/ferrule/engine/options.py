@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from ferrule.engine.device_names import CPU, parse_devices
+from ferrule.engine.device_names import CPU, parse_device, parse_devices
 from ferrule.engine.inter_token import AUTO, parse_inter_token_limit
 from ferrule.engine.speculation import parse_speculation
 from ferrule.errors import ConfigError
 from ferrule.model import CACHE_BITS, ModelSpec
-from ferrule.plan import Plan, make_plan
+from ferrule.plan import BLOCK_PAGES, Plan, make_plan
 
 STEP_TIMEOUT = 600.0
 """Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
@@ -35,6 +35,9 @@ PROMPTS, ANSWERS = "prompts", "answers"
 """Of ``hands_over``."""
 AS_NEEDED = 0
 """Of ``stream_weights``: as much as does not fit."""
+
+MOST_CONTEXT_RANKS = 16
+"""Of ``context_parallel``."""
 
 WEIGHTS = ("int8", "int4")
 """Formats to which plain weights can be quantised while they are loaded."""
@@ -96,6 +99,16 @@ def parse_shares(text: str) -> tuple[float, ...]:
     return shares
 
 
+def check_blocks(ranks: int, prefix_disk: int) -> None:
+    """Raises `ConfigError` where blocks of the prefix cache are to be kept in so many bytes of disk, and ``ranks`` that
+    share out keys and values by pages have not all as many of each."""
+    if prefix_disk and BLOCK_PAGES % ranks:
+        raise ConfigError(
+            f"--prefix-cache-disk keeps blocks of {BLOCK_PAGES} pages, which {ranks} ranks cannot share out alike: "
+            "leave it out, or use --cp 2 or --cp 4"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedOptions:
     """Options of an engine that each rank gets as they are. ``self_test``: compare a split model with its reference
@@ -142,7 +155,8 @@ class EngineOptions(SharedOptions):
     per rank; None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``:
     the most tokens computed in one step. ``standby``: keep processes ready that take over when ranks die.
     ``adapters``: LoRA adapters that requests may name. ``speculate``: whether tokens of answers are guessed and
-    computed together, for `speculation.parse_speculation`."""
+    computed together, for `speculation.parse_speculation`. ``context_parallel``: ranks of each stage that hold its
+    layers whole and share out keys and values by pages, so that sequences may be as many times longer."""
 
     model: str
     tensor: int = 1
@@ -159,6 +173,7 @@ class EngineOptions(SharedOptions):
     expert_parallel: bool = False
     expert_exchange: bool = False
     shares: tuple[float, ...] = ()
+    context_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -180,6 +195,7 @@ class EngineOptions(SharedOptions):
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
+            ("--cp", self.context_parallel),
             ("--max-context", self.max_context),
             ("--threads", self.threads),
             ("max_sequences", self.max_sequences),
@@ -191,6 +207,25 @@ class EngineOptions(SharedOptions):
             raise ConfigError(f"--stream-weights must be a size, not {self.stream_weights}")
         if self.prefix_disk and not self.prefix_cache:
             raise ConfigError("--prefix-cache-disk is of no use with --no-prefix-cache; leave one of them out")
+        if self.context_parallel > 1:
+            self._check_context_parallel(self.context_parallel)
+
+    def _check_context_parallel(self, ranks: int) -> None:
+        """Raises `ConfigError` for what is not done with ranks that share out keys and values by pages."""
+        if self.tensor > 1:
+            raise ConfigError(f"--cp {ranks} needs each rank to hold its layers whole: leave --tp, --shares out")
+        if ranks > MOST_CONTEXT_RANKS:
+            raise ConfigError(f"--cp {ranks} is more than the {MOST_CONTEXT_RANKS} ranks that share keys and values")
+        if any(parse_device(name)[0] != CPU for name in parse_devices(self.device)):
+            raise ConfigError(
+                f"--cp {ranks} is done by native step programs, on processors: leave --device {self.device} out"
+            )
+        check_blocks(ranks, self.prefix_disk)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the split that the user asked for."""
+        return self.tensor * self.pipeline * self.context_parallel
 
     def plan(self, model: ModelSpec) -> Plan:
         """The split that the user asked for. Raises `PlanError`."""
@@ -198,6 +233,7 @@ class EngineOptions(SharedOptions):
             model,
             tensor=self.tensor,
             pipeline=self.pipeline,
+            context=self.context_parallel,
             experts=self.whole_experts,
             exchange=self.expert_exchange,
             speeds=self.shares,

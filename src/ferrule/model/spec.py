@@ -212,6 +212,18 @@ class ModelSpec:
                 return _too_many(f"the width {layer.experts.width} of the experts", parts, layer.experts.width)
         return None
 
+    @property
+    def context_obstacle(self) -> str | None:
+        """Reason why ranks of the built-in engine cannot share out keys and values by pages, or None."""
+        if self.encoder:
+            return f"{self.architecture} is an encoder, which keeps no keys and values"
+        if any(layer.program_operations is None for layer in self.alike):
+            return (
+                f"{self.architecture} has no native step program in the built-in engine, and only those share out keys "
+                "and values by pages"
+            )
+        return None
+
     def expert_obstacle(self, parts: int) -> str | None:
         """Reason why routed experts cannot be given out whole to so many ranks by the built-in engine, or None."""
         if self.expert_refusal:

@@ -1,10 +1,10 @@
 """From a question (model, machines, work, objective, engine) to plans, the best first."""
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, PairSpec, RailSpec, read_cluster
-from ferrule.plan.cost import predict, predicted
+from ferrule.plan.cost import BLOCK_PAGES, PAGE_TOKENS, predict, predicted, shares_out
 from ferrule.plan.kernels import Kernels
 from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, split_advice, times_as_fast
-from ferrule.plan.plan import Plan, Shard, Stage, make_plan, shares_by
+from ferrule.plan.plan import Plan, Shard, Stage, make_plan, shares_by, split_flags
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
 from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, STREAMED, Runtime
@@ -12,8 +12,10 @@ from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
 from ferrule.plan.search import Apart, SearchResult, best_plan, search, search_apart
 
 __all__ = [
+    "BLOCK_PAGES",
     "BUILT_IN_ENGINE",
     "CAPTURED_SHARE",
+    "PAGE_TOKENS",
     "RUNTIMES",
     "STREAMED",
     "Apart",
@@ -47,6 +49,8 @@ __all__ = [
     "search",
     "search_apart",
     "shares_by",
+    "shares_out",
     "split_advice",
+    "split_flags",
     "times_as_fast",
 ]

@@ -17,6 +17,8 @@ def stage_obstacle(model: ModelSpec, stage: Stage) -> str | None:
     """Reason why it cannot run ``stage``, or None."""
     if stage.width == 1:
         return None
+    if stage.context:
+        return model.context_obstacle
     cuts = {layer.experts.cut for layer in model.decoder if layer.experts}
     if stage.experts and (reason := model.expert_obstacle(stage.width)):
         return reason

@@ -13,7 +13,7 @@ from ferrule.model.spec import ModelSpec
 from ferrule.model.split import split_heads
 from ferrule.plan.cut import split_layers
 
-Strategy = Literal["single", "tensor", "pipeline", "expert", "hybrid"]
+Strategy = Literal["single", "tensor", "pipeline", "expert", "context", "hybrid"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Stage:
 
     ``experts``: routed experts are given out whole, a share of them to each device, instead of cut. ``exchange``: and
     each device goes on with some of a step's tokens, which are sent to the devices of their experts and come back;
-    else all tokens are on every device, and results are summed.
+    else all tokens are on every device, and results are summed. ``context``: each device holds the layers whole, and of
+    every sequence's keys and values each so-many-th page.
     """
 
     devices: tuple[str, ...]
@@ -31,6 +32,7 @@ class Stage:
     shares: tuple[Share, ...] = (WHOLE,)
     experts: bool = False
     exchange: bool = False
+    context: bool = False
 
     def __post_init__(self) -> None:
         if self.exchange and not self.experts:
@@ -43,6 +45,8 @@ class Stage:
             raise PlanError("shares of a layer are fractions above 0 and up to 1")
         if not 0 <= self.first_layer < self.last_layer:
             raise PlanError(f"a stage of layers {self.first_layer} up to {self.last_layer} holds nothing")
+        if self.context and (self.experts or any(share != WHOLE for share in self.shares)):
+            raise PlanError("a stage that shares out keys and values by pages holds its layers whole on each device")
 
     @property
     def width(self) -> int:
@@ -52,6 +56,11 @@ class Stage:
     def even(self) -> bool:
         return len(set(self.shares)) == 1
 
+    @property
+    def cache_part(self) -> float:
+        """The part of the tokens of a sequence whose keys and values a device holds."""
+        return 1 / self.width if self.context else 1.0
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -59,7 +68,8 @@ class Shard:
 
     ``stage`` is its place in the pipeline and ``first_layer``:``last_layer`` the half-open range of decoder layers
     of that stage; ``part`` of ``parts`` is its place among the stage's ranks, which have these ``shares`` of every
-    layer; ``experts``: of the routed ones whole; ``exchange``: to which tokens are sent (see `Stage`).
+    layer; ``experts``: of the routed ones whole; ``exchange``: to which tokens are sent (see `Stage`). ``context_part``
+    of ``context``: its place among ranks that hold these layers alike, and each so-many-th page of the keys and values.
     """
 
     rank: int
@@ -73,6 +83,13 @@ class Shard:
     shares: tuple[Share, ...] = (WHOLE,)
     experts: bool = False
     exchange: bool = False
+    context_part: int = 0
+    context: int = 1
+
+    @property
+    def place(self) -> int:
+        """Among all ranks of its stage."""
+        return self.context_part if self.context > 1 else self.part
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,8 @@ class Plan:
             at = stage.last_layer
         if len(set(self.devices)) != len(self.devices):
             raise PlanError("a device is in two stages")
+        if len({stage.width if stage.context else 0 for stage in self.stages}) != 1:
+            raise PlanError("keys and values are shared out by pages among as many ranks on every stage, or on none")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -109,12 +128,19 @@ class Plan:
             return "hybrid" if wide else "pipeline"
         if not wide:
             return "single"
+        if self.stages[0].context:
+            return "context"
         return "expert" if self.stages[0].experts else "tensor"
 
     @property
     def tensor(self) -> int:
-        """Ranks of the first stage."""
-        return self.stages[0].width
+        """Ranks of the first stage among which each layer is cut."""
+        return 1 if self.stages[0].context else self.stages[0].width
+
+    @property
+    def context(self) -> int:
+        """Ranks of each stage among which keys and values are shared out by pages: of all stages as many."""
+        return self.stages[0].width if self.stages[0].context else 1
 
     @property
     def pipeline(self) -> int:
@@ -143,13 +169,15 @@ class Plan:
                 stage=number,
                 first_layer=stage.first_layer,
                 last_layer=stage.last_layer,
-                part=part,
-                parts=stage.width,
+                part=0 if stage.context else part,
+                parts=1 if stage.context else stage.width,
                 has_embedding=number == 0,
                 has_head=number == len(self.stages) - 1,
-                shares=stage.shares,
+                shares=(WHOLE,) if stage.context else stage.shares,
                 experts=stage.experts,
                 exchange=stage.exchange,
+                context_part=part if stage.context else 0,
+                context=stage.width if stage.context else 1,
             )
             for rank, (number, stage, part) in enumerate(places)
         )
@@ -163,7 +191,7 @@ class Plan:
     def source(self, rank: int) -> int:
         """The rank that sends hidden states to ``rank``, which is of no first stage."""
         shard = self.shards[rank]
-        return self.sources(shard.stage)[shard.part]
+        return self.sources(shard.stage)[shard.place]
 
     def receivers(self, rank: int) -> tuple[int, ...]:
         """Ranks to which ``rank``, which is of no last stage, sends hidden states."""
@@ -185,6 +213,12 @@ class Plan:
         return replace(self, reason=f"{how}. {verdict}" if verdict else how)
 
 
+def split_flags(plan: Plan) -> str:
+    """Flags by which a user asks for such a ``plan``, whose stages have as many ranks each."""
+    wide = f"--cp {plan.context}" if plan.context > 1 else f"--tp {plan.tensor}"
+    return f"{wide} --pp {plan.pipeline}"
+
+
 def fellows(width: int, before: int) -> list[int]:
     """From which place of a stage of ``before`` ranks each of ``width`` ranks of the next one gets hidden states."""
     return [place * before // width for place in range(width)]
@@ -195,19 +229,25 @@ def make_plan(
     *,
     tensor: int = 1,
     pipeline: int = 1,
+    context: int = 1,
     experts: bool = False,
     exchange: bool = False,
     speeds: Sequence[float] = (),
 ) -> Plan:
     """The plan of ``tensor * pipeline`` ranks with equal parts, or parts by ``speeds``, as near as heads allow, as a
     user asks for it by ``--tp``, ``--pp`` and ``--shares``. ``experts``: routed ones whole (``--expert-parallel``);
-    ``exchange``: to which tokens are sent.
+    ``exchange``: to which tokens are sent. ``context``: of ``context * pipeline`` ranks, which hold their layers whole
+    (``--context-parallel``).
 
     Its devices are called ``rank-0`` and so on. Raises `PlanError` where the model cannot be cut that way, saying what
     cannot be shared or which architecture has no plan.
     """
-    if tensor < 1 or pipeline < 1:
-        raise PlanError(f"--tp and --pp must be at least 1, not {tensor} and {pipeline}")
+    if min(tensor, pipeline, context) < 1:
+        raise PlanError(f"--tp, --pp and --cp must be at least 1, not {tensor}, {pipeline} and {context}")
+    if tensor > 1 and context > 1:
+        raise PlanError(f"--cp {context} needs each rank to hold its layers whole: leave --tp {tensor} out")
+    if context > 1 and (reason := model.context_obstacle):
+        raise PlanError(f"--cp {context}: {reason}")
     if experts and tensor == 1:
         raise PlanError("--expert-parallel gives experts to the ranks of --tp, of which there must be 2 or more")
     if experts and (reason := model.expert_obstacle(tensor)):
@@ -223,8 +263,11 @@ def make_plan(
     shares = shares_by(model, speeds or (1.0,) * tensor)
     if exchange:
         shares = tuple(share._replace(shared=1.0) for share in shares)
+    width = context if context > 1 else tensor
+    shares = shares if context == 1 else (WHOLE,) * context
+    names = [tuple(f"rank-{number * width + part}" for part in range(width)) for number in range(len(spans))]
     stages = tuple(
-        Stage(tuple(f"rank-{number * tensor + part}" for part in range(tensor)), first, last, shares, experts, exchange)
+        Stage(names[number], first, last, shares, experts, exchange, context > 1)
         for number, (first, last) in enumerate(spans)
     )
     return Plan(stages, reason=_split_text(stages, "balanced by weight bytes"))
@@ -256,6 +299,8 @@ def _split_text(stages: tuple[Stage, ...], how: str) -> str:
     parts = [f"{len(stages)} pipeline stages {how}"] if len(stages) > 1 else []
     if len(widths) > 1:
         parts.append(f"of {_and([str(stage.width) for stage in stages])} ranks")
+    elif stages[0].context:
+        parts.append(f"keys and values by pages on {widths[0]} ranks")
     elif widths != [1]:
         equal = "equal" if all(stage.even for stage in stages) else "unequal"
         parts.append(f"every layer cut in {widths[0]} {equal} parts")

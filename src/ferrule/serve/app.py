@@ -167,5 +167,6 @@ def health_response(engine: Engine) -> Response:
         health.streamed,
         health.replicas,
         health.hand_over,
+        engine.plan.context,
     )
     return respond(body, 200 if ready else 503)

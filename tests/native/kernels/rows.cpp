@@ -10,6 +10,7 @@
 namespace {
 
 using ferrule::Activation;
+using ferrule::AttentionTile;
 using ferrule::Cached;
 using ferrule::code_bits;
 using ferrule::Element;
@@ -171,6 +172,7 @@ struct Attention {
   float softcap;
   std::int64_t window;
   bool sinks;
+  std::size_t ranks = 2;
 };
 
 // Pages of keys, or of values, of `width` numbers.
@@ -268,6 +270,50 @@ void check_encode(int bits) {
   }
 }
 
+// The results of a tile where each of `ranks` has a stripe of the pages, merged.
+std::vector<std::vector<float>> in_stripes(AttentionTile tile, std::size_t ranks, std::size_t pages) {
+  struct Partial {
+    std::vector<std::vector<float>> results;
+    std::vector<float> highest, sums;
+  };
+  std::vector<Partial> partial;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    std::vector<const std::uint8_t*> keys, values;
+    for (std::size_t page = rank; page < pages; page += ranks) {
+      keys.push_back(tile.keys[page]);
+      values.push_back(tile.values[page]);
+    }
+    Partial& found = partial.emplace_back();
+    found.results.assign(tile.count, std::vector<float>(tile.value_width, NAN));
+    found.highest.resize(tile.count);
+    found.sums.resize(tile.count);
+    std::vector<float*> out;
+    for (std::vector<float>& row : found.results) out.push_back(row.data());
+    AttentionTile part = tile;
+    part.out = out.data();
+    part.keys = keys.data();
+    part.values = values.data();
+    part.first_page = rank;
+    part.page_step = ranks;
+    part.highest = found.highest.data();
+    part.sums = found.sums.data();
+    if (rank > 0) part.sinks = nullptr;
+    kernels().attend(part);
+  }
+  std::vector<std::vector<float>> merged(tile.count, std::vector<float>(tile.value_width));
+  for (std::size_t t = 0; t < tile.count; ++t) {
+    float top = partial[0].highest[t];
+    float total = 0;
+    for (const Partial& each : partial) top = std::max(top, each.highest[t]);
+    for (const Partial& each : partial) total += each.sums[t] * std::exp(each.highest[t] - top);
+    for (const Partial& each : partial) {
+      const float weight = each.sums[t] * std::exp(each.highest[t] - top) / total;
+      for (std::size_t k = 0; k < tile.value_width; ++k) merged[t][k] += weight * each.results[t][k];
+    }
+  }
+  return merged;
+}
+
 void check_attention(const Attention& given) {
   constexpr std::size_t kPages = 3;
   constexpr std::int64_t kLast = 41;  // position of the last query: not all of the last page is there
@@ -292,9 +338,21 @@ void check_attention(const Attention& given) {
   }
   const std::vector<float> sink = normal(count);
   const float scale = 1 / std::sqrt(static_cast<float>(width));
-  kernels().attend({count, width, value_width, from.data(), to.data(), positions.data(),
-                    given.sinks ? sink.data() : nullptr, scale, given.softcap, window, cached, keys.starts(),
-                    values.starts()});
+  AttentionTile tile{count,
+                     width,
+                     value_width,
+                     from.data(),
+                     to.data(),
+                     positions.data(),
+                     given.sinks ? sink.data() : nullptr,
+                     scale,
+                     given.softcap,
+                     window,
+                     cached,
+                     keys.starts(),
+                     values.starts()};
+  kernels().attend(tile);
+  const std::vector<std::vector<float>> merged = in_stripes(tile, given.ranks, kPages);
   for (std::size_t t = 0; t < count; ++t) {
     std::vector<double> sums(value_width);
     double total = given.sinks ? std::exp(static_cast<double>(sink[t])) : 0;
@@ -320,7 +378,10 @@ void check_attention(const Attention& given) {
     }
     // An error in a logit is one of its weight, and values are at most 5 or so.
     const double apart = 5 * kEpsilon * (static_cast<double>(2 * width) * most + 64 + given.softcap);
-    for (std::size_t k = 0; k < value_width; ++k) near(out[t][k], sums[k] / total, apart, "attention");
+    for (std::size_t k = 0; k < value_width; ++k) {
+      near(out[t][k], sums[k] / total, apart, "attention");
+      near(merged[t][k], sums[k] / total, apart, "attention in stripes");
+    }
   }
 }
 
@@ -342,7 +403,7 @@ int main(int count, char** arguments) {
   for (const Cached cached : {Cached::bf16, Cached::f16, Cached::f32, Cached::int8, Cached::int4}) {
     for (const std::size_t queries : {1, 2, 4, 8}) {
       check_attention({cached, queries, 64, 64, 0, 0, false});
-      check_attention({cached, queries, 34, has_codes(cached) ? 96U : 48U, 20, 0, true});
+      check_attention({cached, queries, 34, has_codes(cached) ? 96U : 48U, 20, 0, true, 3});
       check_attention({cached, queries, 70, has_codes(cached) ? 32U : 16U, 0, 20, true});
       check_attention({cached, queries, 64, has_codes(cached) ? 160U : 80U, 30, 5, false});
     }

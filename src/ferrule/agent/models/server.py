@@ -76,7 +76,7 @@ def planner_of(
 
 def is_split(desired: DesiredModel) -> bool:
     """Whether the user has said how."""
-    return desired.tensor is not None or desired.pipeline is not None
+    return any(given is not None for given in (desired.tensor, desired.pipeline, desired.context_parallel))
 
 
 class AddressServer(ABC, Generic[Served]):

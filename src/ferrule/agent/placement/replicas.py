@@ -48,7 +48,7 @@ async def replica_hosts(
 
 def _hosts_of_one(options: EngineOptions, hosts: int) -> int:
     """Hosts that one copy takes with a rank on each."""
-    return min(options.tensor * options.pipeline, hosts)
+    return min(options.ranks, hosts)
 
 
 def _planned(

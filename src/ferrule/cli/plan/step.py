@@ -40,13 +40,15 @@ def steps_of(model: str, plan: Plan) -> list[StepText]:
             config = read_seeing(found) or config
         else:
             config = config_of(found, model)
-        return [explain_step(config, shard) for shard in plan.shards if shard.part == 0]
+        return [explain_step(config, shard) for shard in plan.shards if shard.place == 0]
 
 
 def step_text(step: StepText) -> Iterator[RenderableType]:
     """A sentence, and a table of the operations."""
     shard = step.shard
     share = "" if shard.parts == 1 else f", a part of {shard.parts} of each"
+    if shard.context > 1:
+        share = f"; each attention is to this rank's pages, and {shard.context} ranks merge what comes of theirs"
     title = f"the step of rank {shard.rank}: layers {shard.first_layer} to {shard.last_layer - 1}{share}"
     if step.unfit is not None:
         yield Text(f"{title}; through transformers' modules: {step.unfit}")

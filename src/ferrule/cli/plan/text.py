@@ -138,7 +138,7 @@ def _strategy(plan: Plan) -> str:
     if name == "hybrid":
         widths = {stage.width for stage in plan.stages}
         wide = f"{max(widths)}" if len(widths) == 1 else f"{min(widths)}–{max(widths)}"
-        name = f"tensor {wide} × pipeline {len(plan.stages)}"
+        name = f"{'context' if plan.context > 1 else 'tensor'} {wide} × pipeline {len(plan.stages)}"
     else:
         name = f"{name} {len(plan.devices)}"
     return name
@@ -164,6 +164,8 @@ def _stage(model: ModelSpec, stage: Stage) -> str:
     names = _joined(stage.devices)
     if stage.width == 1:
         return names
+    if stage.context:
+        return f"{names}: each all of it, and 1 in {stage.width} pages of keys and values"
     if stage.experts:
         count = model.experts
         given = [round(share.experts * count) for share in stage.shares]

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from ferrule.engine.host.speed import Speed
 
 
-def refuse_apart(prefill: int | None, *, cluster: bool, plan: bool, replicas: bool) -> None:
+def refuse_apart(prefill: int | None, *, cluster: bool, plan: bool, replicas: bool, cp: bool) -> None:
     """Raises `ConfigError` where ``--prefill-tp`` was given with what it does not go with."""
     if prefill is None:
         return
     if cluster:
         raise ConfigError("--prefill-tp is for ranks of this machine alone: add --here, or leave it out")
-    for flag, given in (("--plan", plan), ("--replicas", replicas)):
+    for flag, given in (("--plan", plan), ("--replicas", replicas), ("--cp", cp)):
         if given:
             raise ConfigError(f"--prefill-tp does not go with {flag}: leave one of them out")
 

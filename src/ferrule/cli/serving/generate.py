@@ -12,6 +12,7 @@ import typer
 
 from ferrule.cli.serving.model import (
     MODEL,
+    Cp,
     Device,
     Dtype,
     ExpertExchange,
@@ -75,6 +76,7 @@ def generate(
     pp: Pp = None,
     expert_parallel: ExpertParallel = False,
     expert_exchange: ExpertExchange = False,
+    cp: Cp = None,
     shares: Shares = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
@@ -121,6 +123,7 @@ def generate(
         expert_parallel=expert_parallel,
         expert_exchange=expert_exchange,
         shares=by_rank,
+        context_parallel=cp or 1,
     )
     given: dict[str, Any] = {
         "max_tokens": max_tokens,

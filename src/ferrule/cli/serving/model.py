@@ -35,6 +35,13 @@ ExpertExchange = Annotated[
         help="The same, and send each token to the ranks of its experts only, instead of all tokens to all of them.",
     ),
 ]
+Cp = Annotated[
+    int | None,
+    typer.Option(
+        "--context-parallel", "--cp", min=1, metavar="N",
+        help="N ranks hold the layers whole and share out keys and values: sequences may be N times as long.",
+    ),
+]  # fmt: skip
 Shares = Annotated[
     str | None,
     typer.Option(metavar="N,N…", help="How large the parts of --tp are to each other, such as 4,2,1; else equal."),

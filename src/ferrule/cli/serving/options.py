@@ -95,13 +95,20 @@ def tensor_of(tp: int | None, shares: str | None, *, expert_parallel: bool) -> t
 
 
 def saved_plan(
-    file: Path | None, tp: int | None, pp: int | None, hosts: str | None, *, expert_parallel: bool
+    file: Path | None,
+    tp: int | None,
+    pp: int | None,
+    hosts: str | None,
+    *,
+    expert_parallel: bool,
+    cp: int | None = None,
 ) -> SavedPlan | None:
     if file is None:
         return None
-    if tp is not None or pp is not None or hosts is not None or expert_parallel:
+    if expert_parallel or any(given is not None for given in (tp, pp, cp, hosts)):
         raise ConfigError(
-            "--plan says how to split and on which hosts: leave --tp, --pp, --shares, --expert-parallel and --hosts out"
+            "--plan says how to split and on which hosts: leave --tp, --pp, --cp, --shares, --expert-parallel and "
+            "--hosts out"
         )
     from ferrule.plan import read_plan
 

@@ -16,6 +16,7 @@ from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
     MODEL,
+    Cp,
     Device,
     Dtype,
     Encrypt,
@@ -88,6 +89,7 @@ def serve(
     pp: Pp = None,
     expert_parallel: ExpertParallel = False,
     expert_exchange: ExpertExchange = False,
+    cp: Cp = None,
     shares: Shares = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out.")
@@ -240,7 +242,7 @@ def serve(
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         whole = expert_parallel or expert_exchange
-        refuse_for_several({"--shares": shares, "--expert-parallel": whole, "--prefill-tp": prefill_tp})
+        refuse_for_several({"--shares": shares, "--expert-parallel": whole, "--cp": cp, "--prefill-tp": prefill_tp})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -263,13 +265,15 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    refuse_apart(prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None)
+    refuse_apart(
+        prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None, cp=cp is not None
+    )
     whole_experts = expert_parallel or expert_exchange
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
-    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts)
+    saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts, cp=cp)
     if saved is not None and device is None:
         device = saved.device
-    if demo and tp is None and pp is None and saved is None and copies is None:
+    if demo and saved is None and copies is None and tp is pp is cp is None:
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
@@ -329,6 +333,7 @@ def serve(
             memory_limit=limit,
             expert_parallel=expert_parallel,
             expert_exchange=expert_exchange,
+            context_parallel=cp,
             shares=by_rank or None,
             **own,
             **common,
@@ -346,8 +351,8 @@ def serve(
     from ferrule.engine.host.processes import expecting
     from ferrule.serve.http.listener import listen
 
-    split = tp is not None or pp is not None
-    ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
+    split = any(given is not None for given in (tp, pp, cp))
+    ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
     alone = not several and copies is None and prefill_tp is None
     with (
         listen(
@@ -383,6 +388,7 @@ def serve(
             adapters=adapters,
             expert_parallel=expert_parallel,
             expert_exchange=expert_exchange,
+            context_parallel=cp or 1,
             shares=by_rank,
             **own,
             **common,

@@ -15,7 +15,7 @@ from ferrule.engine.device_names import CPU, device_of, parse_device
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.devices.peers.join import tensor_group
 from ferrule.engine.devices.peers.peer_group import PeerGroup
-from ferrule.engine.options import AS_NEEDED, RankOptions
+from ferrule.engine.options import AS_NEEDED, RankOptions, check_blocks
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.encoder.runner import EncoderRunner
@@ -151,7 +151,7 @@ def rejoin(
 def _stage_of(options: RankOptions, world: Group) -> Group:
     """The ranks of this rank's stage; all ranks call it."""
     shard = options.plan.shards[world.rank]
-    stage = world.split(color=shard.stage, key=shard.part)
+    stage = world.split(color=shard.stage, key=shard.place)
     assert stage is not None  # only a rank without a colour gets none
     return stage
 
@@ -172,10 +172,12 @@ def _alike(devices: Sequence[str]) -> bool:
 def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
     """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
     names = _devices_of(options, world)
+    check_blocks(options.plan.context, options.prefix_disk)
     device = open_device(names[world.rank], options.threads)
     if encodes(read_config(Path(options.directory))):
         _refuse_streaming(options, "encoders are run by transformers' modules")
         _refuse_hand_over(options, "encoders are run by transformers' modules")
+        _refuse_context(options, "encoders keep none")
         return EncoderRunner(options, world, device, on_progress)
     if _in_host_memory(names):  # the native library computes there
         try:
@@ -185,6 +187,7 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
             why = f"its step runs through transformers' modules ({unfit})"
     else:
         why = "a rank has a device of its own"
+    _refuse_context(options, why)
     _refuse_streaming(options, why)
     _refuse_hand_over(options, why)
     if any(shard.exchange for shard in options.plan.shards):
@@ -192,6 +195,15 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
     alike = _alike(names)
     parts = None if _in_host_memory(names) else tensor_group(world, stage, device, alike=alike)
     return TorchRunner(options, world, stage, device, on_progress, alike=alike, parts=parts)
+
+
+def _refuse_context(options: RankOptions, why: str) -> None:
+    """Raises `PlanError` where ranks are to share out keys and values by pages."""
+    if options.plan.context > 1:
+        raise PlanError(
+            f"--cp {options.plan.context}: keys and values are shared out by native step programs only, on processors: "
+            f"{why}"
+        )
 
 
 def _refuse_streaming(options: RankOptions, why: str) -> None:

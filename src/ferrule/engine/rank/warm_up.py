@@ -12,7 +12,7 @@ from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.shards.messages import TELL_TIMEOUT, sharing, tell_all
 from ferrule.errors import EngineError
-from ferrule.plan import BUILT_IN_ENGINE
+from ferrule.plan import BUILT_IN_ENGINE, PAGE_TOKENS
 from ferrule.plan.one_machine import LEAST_CONTEXT
 from ferrule.process.memory import private_bytes
 
@@ -82,6 +82,9 @@ def warm_up(runner: Runner, draft: DraftTrial | None = None) -> Trial:
     free = (free - left * private_bytes()) / copies  # those to come will hold what this one holds
     sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)
     tokens = BUILT_IN_ENGINE.cache_tokens(free, per_token, sequences, state)
+    ranks = runner.options.plan.context
+    uneven = sequences * PAGE_TOKENS * (ranks - 1)  # the first rank may have a page more of each
+    tokens = max(tokens - uneven, tokens // ranks)
     room = np.array([tokens, sequences, runner.captured_room()], dtype=np.int64)
     world.all_reduce(room, op="min")
     if room[0] < LEAST_CONTEXT:

@@ -45,7 +45,7 @@ def on_processors(options: EngineOptions, count: int, model: ModelSpec, plan: Pl
 def on_named_devices(options: EngineOptions, count: int | None, names: Sequence[str]) -> list[ReplicaPlace]:
     """Places of replicas that are split as the user said, on one of ``names`` for each rank; as many as there is room
     for where ``count`` is None. Raises `ConfigError` where the devices are too few."""
-    ranks = options.tensor * options.pipeline
+    ranks = options.ranks
     number = count or max(1, len(names) // ranks)
     if len(names) < number * ranks:
         raise ConfigError(

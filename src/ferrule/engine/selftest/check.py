@@ -29,6 +29,7 @@ from ferrule.engine.types import Progress
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
 from ferrule.model import CACHE_BITS
+from ferrule.plan import split_flags
 
 OnProgress = Callable[[Progress], None]
 SEQUENCE = 1 << 20
@@ -137,7 +138,7 @@ def _verdict(runner: Runner, found: Rows, reference: Rows, parts: list[Part]) ->
         return None
     computed = runner.dtype if kept == "auto" else f"{runner.dtype} with --kv-cache {kept}"
     return (
-        f"self-test: with --tp {plan.tensor} --pp {plan.pipeline} the answers {where} are {off:.3g} off those of the "
+        f"self-test: with {split_flags(plan)} the answers {where} are {off:.3g} off those of the "
         f"model computed in one piece (in {computed} up to {allowed:.2g} is rounding), so it would answer wrongly. "
         "Try another split and, if that passes, report this one; if all fail, test the hosts' memory and cables "
         "(ferrule doctor) and the model's files. --no-self-test serves it all the same"

@@ -12,10 +12,13 @@ from ferrule.plan.cost.calibration import (
     save_calibrations,
     save_record,
 )
+from ferrule.plan.cost.context import BLOCK_PAGES, PAGE_TOKENS, shares_out
 from ferrule.plan.cost.memory import largest_context, memory_of, weight_bytes
 from ferrule.plan.cost.predictor import predict, predicted
 
 __all__ = [
+    "BLOCK_PAGES",
+    "PAGE_TOKENS",
     "Calibration",
     "Record",
     "calibrate",
@@ -30,5 +33,6 @@ __all__ = [
     "record_of",
     "save_calibrations",
     "save_record",
+    "shares_out",
     "weight_bytes",
 ]

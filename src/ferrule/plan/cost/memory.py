@@ -67,7 +67,8 @@ def vocabulary_of(model: ModelSpec, stage: Stage, share: Share) -> float:
 def cache_bytes(question: Question, stage: Stage, share: Share, tokens: int) -> float:
     """Of the keys and values of one sequence of ``tokens`` tokens."""
     policy = question.runtime.cache_of(question.model)
-    return sum(layer.cache_bytes(tokens, policy, share) * count for layer, count in _kinds(question.model, stage))
+    whole = sum(layer.cache_bytes(tokens, policy, share) * count for layer, count in _kinds(question.model, stage))
+    return whole * stage.cache_part
 
 
 def draft_bytes(question: Question, tokens: int) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ferrule.model.layer import Collective, LayerSpec, Share
 from ferrule.plan.cluster.spec import DeviceSpec
+from ferrule.plan.cost.context import gathered_bytes, partial_bytes, shares_out
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.experts import Sent, busiest_share, remote_rows
 from ferrule.plan.cost.memory import vocabulary_of
@@ -56,8 +57,9 @@ class Seconds:
         return self.weights + self.cache + self.compute + self.launch + self.collective
 
 
-Loads = dict[tuple[int, Pass], dict[tuple[Share, float, bool, float], "_Load"]]
-"""By layer (its identity) and pass; by share, experts needed of it, and whether whole experts are given out."""
+Loads = dict[tuple[int, Pass], dict[tuple[Share, float, bool, float, float], "_Load"]]
+"""By layer (its identity) and pass; by share, experts needed of it, whether whole experts are given out, bits, and the
+part of the tokens whose keys and values are there."""
 _Own = tuple[float, float, float, float]
 """Seconds of one device without waiting for others: the first four of `Seconds`."""
 
@@ -124,16 +126,22 @@ class StageCost:
         known = self._loads.setdefault((id(layer), which), {})
         parts = []
         for device, share, experts in zip(
-            self._devices, self._stage.shares, self._experts_touched(layer, which.rows), strict=True
+            self._devices, self._stage.shares, self._experts_touched(layer, self._rows(which)), strict=True
         ):
-            key = (share, experts, self._stage.experts, device.expert_bits)
+            key = (share, experts, self._stage.experts, device.expert_bits, self._stage.cache_part)
             load = known.get(key)
             if load is None:
                 load = known[key] = self._load(layer, which, share, experts, device.expert_bits)
             parts.append(self._roofline(device, load))
-        if self._stage.exchange:
-            return Seconds(*max(parts, key=sum), self._sent(layer, which.rows))
-        return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
+        return Seconds(*max(parts, key=sum), self._exchanging(layer, which))
+
+    def _rows(self, which: Pass) -> int:
+        """Tokens that a device computes."""
+        return -(-which.rows // self._context) if shares_out(which.rows, self._context) else which.rows
+
+    @property
+    def _context(self) -> int:
+        return self._stage.width if self._stage.context else 1
 
     def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float, expert_bits: float) -> _Load:
         seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
@@ -143,8 +151,8 @@ class StageCost:
         states = 2 * layer.state_bytes(self._cache) * (1 - kept)
         return _Load(
             self._read_bytes(layer, share, experts, expert_bits),
-            which.sequences * (layer.cache_read_bytes(seen, self._cache, share) - states),
-            flops * self._part_of_arithmetic(layer, share, experts, which.rows)
+            which.sequences * (layer.cache_read_bytes(seen, self._cache, share) * self._stage.cache_part - states),
+            flops * self._part_of_arithmetic(layer, share, experts, which.rows) * self._rows(which) / which.rows
             + layer.recurrence_flops(which.tokens) * which.sequences * kept
             + self._padding(layer, share, experts, which),
             self._runtime.operations(layer, experts, which.tokens),
@@ -199,6 +207,20 @@ class StageCost:
         if computing > reading + attending:
             return 0.0, 0.0, computing, launching
         return reading, attending, 0.0, launching
+
+    def _exchanging(self, layer: LayerSpec, which: Pass) -> float:
+        """Seconds of a layer's messages."""
+        if self._stage.exchange:
+            return self._sent(layer, which.rows)
+        if not self._stage.context or layer.attention is None:
+            return self._collectives(self._exchanged(layer), which.rows)
+        # All that ranks get of each other, as a gathered array has it with their own part.
+        merged = partial_bytes(layer.attention, self._model.activation_bytes) * self._rows(which) * self._context
+        sizes = [merged]
+        if shares_out(which.rows, self._context):
+            sizes.append(gathered_bytes(layer.attention, self._model.activation_bytes) * which.rows)
+        gather, names = self._exchange.collective, self._stage.devices
+        return sum(gather(names, "all_gather", size) + self._runtime.collective_seconds for size in sizes)
 
     def _exchanged(self, layer: LayerSpec) -> tuple[Collective, ...]:
         if self._stage.width == 1:

@@ -14,6 +14,7 @@ from ferrule.plan.plan import Plan
 from ferrule.plan.prediction import Candidate
 from ferrule.plan.question import Objective, Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
+from ferrule.plan.search.context import context_plans
 from ferrule.plan.search.exact.few import Plans, few_hosts, searched_whole
 from ferrule.plan.search.heuristic.many import many_hosts
 from ferrule.plan.search.heuristic.relayed import frugal_hosts, relayed_hosts
@@ -24,7 +25,7 @@ FEW = 8
 """Up to so many hosts the search is exact."""
 _NEAR: frozenset[Objective] = frozenset({"energy", "context"})
 """Of these not all plans are considered."""
-_ORDER = ("single", "tensor", "expert", "pipeline", "hybrid")
+_ORDER = ("single", "tensor", "expert", "context", "pipeline", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,19 @@ def search(question: Question, *, top: int = SEEN) -> SearchResult:
 
     The ``top`` best, each the best of its kind (so many stages of so many devices): not every way to move one layer
     from host to host. The best one-host plan is always among them. Up to 8 hosts all subsets of hosts, orders and
-    cuts are considered; above a heuristic decides (docs/planner.md). The same whatever the order of the hosts in the
-    cluster. Raises `PlanError` for ``energy`` where a device's watts are not known.
+    cuts are considered; above a heuristic decides (docs/planner.md). Beside these, where one host has no room for the
+    context, or that is the objective, plans whose hosts share out keys and values by pages. The same whatever the order
+    of the hosts in the cluster. Raises `PlanError` for ``energy`` where a device's watts are not known.
     """
     _check(question, top)
     question = question.on(_in_order(question.cluster))
     plans = _finder(question)(question)
-    ranked = sorted(_predicted(question, plans.found), key=lambda candidate: _rank(candidate, question.objective))
-    single = next(candidate for candidate in ranked if candidate.plan.strategy == "single")
+    found = _predicted(question, plans.found)
+    alone = [each for each in found if each.plan.strategy == "single"]
+    single = min(alone, key=lambda candidate: _rank(candidate, question.objective))
+    if question.objective == "context" or not single.prediction.fits:
+        found += _predicted(question, context_plans(question))
+    ranked = sorted(found, key=lambda candidate: _rank(candidate, question.objective))
     shown = ranked[:top] if single in ranked[:top] else [*ranked[: top - 1], single]
     exact = plans.exact and question.objective not in _NEAR and _counts_everything(question)
     return SearchResult(question.objective, tuple(shown), single, exact, plans.notes)

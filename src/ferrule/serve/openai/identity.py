@@ -38,5 +38,5 @@ def new_identity(engine: Engine, prefix: str) -> Identity:
 def system_fingerprint(engine: Engine) -> str:
     """A short name for the version, the model and its split: each split adds its partial sums in its own order."""
     plan = engine.plan
-    told = f"{__version__}/{engine.name}/{engine.created}/{plan.strategy}/{plan.tensor}x{plan.pipeline}"
+    told = f"{__version__}/{engine.name}/{engine.created}/{plan.strategy}/{plan.tensor}x{plan.pipeline}x{plan.context}"
     return f"fp_{hashlib.sha256(told.encode()).hexdigest()[:10]}"

@@ -217,7 +217,8 @@ class ManyHealthBody(msgspec.Struct):
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
     """``since``: when this state began, in seconds since 1970. ``note``, ``replicas``, ``prefix_cache``,
-    ``speculation``, ``streamed_weights``, ``hand_over``: as in `ferrule.engine.Health`."""
+    ``speculation``, ``streamed_weights``, ``hand_over``: as in `ferrule.engine.Health`. ``context_parallel``: as in
+    `Plan.context`, where it is more than one rank."""
 
     status: str
     model: str
@@ -233,3 +234,4 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     streamed_weights: StreamUse | None = None
     replicas: tuple[ReplicaHealth, ...] = ()
     hand_over: HandOverUse | None = None
+    context_parallel: int = 1

@@ -28,7 +28,7 @@ from ferrule.plan import Plan, make_plan
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "deepseek_v3")
 BY_MODULES = ("gemma3_text",)
-LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alone", "sent", "sent alone")
+LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alone", "sent", "sent alone", "pages")
 
 
 class Beside(NamedTuple):
@@ -78,6 +78,8 @@ def laid_out(layout: str, spec: ModelSpec) -> Plan:
             return make_plan(spec, tensor=2, pipeline=2)
         case "widths":
             return plan_of(spec, shares_of(spec, (2.0, 1.0)), alone(1.0))
+        case "pages":
+            return make_plan(spec, context=2)
         case "experts":
             return plan_of(spec, shares_of(spec, (1.0, 1.0), (3.0, 1.0)), experts=experts)
         case "sent":  # to their experts
@@ -113,8 +115,11 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
     @example("qwen3_moe", "experts alone", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4, streamed=True))
     @example("deepseek_v3", "sent", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4))
     @example("llama", "both", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, room=256, drafted=True))
+    @example("gpt_oss", "pages", [[(132, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, room=256, streamed=True))
     @example("gpt_oss", "widths", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, cancelled=True))
     def check(family: str, layout: str, orders: Requests, beside: Beside) -> None:
+        if layout == "pages":  # which only step programs do
+            family, beside = "llama" if family in BY_MODULES else family, beside._replace(modules=False)
         runner: Any = TorchRunner if beside.modules or family in BY_MODULES else StepRunner
         with tempfile.TemporaryDirectory() as folder:
             monkeypatch.setenv("FERRULE_MODEL_CACHE", f"{folder}/cache")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ferrule.engine.rank.draft.model import DraftModel
-from ferrule.engine.rank.driver.pace import FLOOR, Pace
+from ferrule.engine.rank.driver.pace import RIDGE, Pace
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
 
@@ -55,8 +55,8 @@ class Drafting(Speculation):
         if not wanted:
             return
         begin = time.perf_counter()
-        beside = pace.beside(len(ready), 1) if len(ready) > 1 else None
-        piece = self.draft.most if beside is None else beside or FLOOR
+        seconds = pace.seconds_beside(len(ready), 1) if len(ready) > 1 else None
+        piece = self.draft.most if seconds is None else min(self.draft.most, max(RIDGE, pace.within(seconds, 0)))
         found = self.draft.guess(wanted, self.ends, piece)
         for each in wanted:
             self._proposed[each.identity] = _Proposed(len(each.tokens), tuple(found.get(each.identity, ())))

@@ -24,14 +24,15 @@ BLOCK = 16
 
 
 class Assembled:
-    """A native program, and the numbers of its registers. ``group``: the ranks that share its layers. ``lengths``: of
+    """A native program, and the numbers of its registers. ``group``: the ranks that share its layers, or (``context``)
+    hold them whole and share out the pages of keys and values. ``lengths``: of
     the program, by how many operations of the description it has. ``read_with``: of parts that stay on disk, by their
     operations in the description, a matrix of each."""
 
     def __init__(
         self, description: Description, weights: Weights, buffers: dict[str, torch.Tensor], dtype: torch.dtype,
         group: Group, threads: int, kv_cache: str = "auto",
-        read_with: Mapping[tuple[int, int], PackedMatrix] | None = None,
+        read_with: Mapping[tuple[int, int], PackedMatrix] | None = None, context: bool = False,
     ) -> None:  # fmt: skip
         self.weights, self.group = weights, group
         element = ELEMENTS.index(dtype)
@@ -39,7 +40,10 @@ class Assembled:
         layers = [(each.heads, each.width, each.value_width) for each in description.layers]
         address = group.native_address if group.size > 1 else 0
         exact = dtype is torch.float32
-        self.program = Program(threads, layers, cached, element, exact, address, group.size, group.rank)
+        alone = 0, 1, 0
+        given = address, group.size, group.rank
+        places = (*alone, *given) if context else (*given, *alone)
+        self.program = Program(threads, layers, cached, element, exact, *places)
         self.registers = {name: self.program.add_register(width) for name, width in description.registers.items()}
         self.tables = {
             name: self.program.add_rotary(buffers[buffer].float().tolist(), factor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -26,16 +27,17 @@ from ferrule.engine.rank.stream.room import streamed_weights
 from ferrule.engine.types import Progress, StreamUse
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.fabric import Group
+from ferrule.plan import BLOCK_PAGES, shares_out
 
 OK = STATUS["OK"]
 
 
 class ProgramBlocks:
-    """`BlockStore` of a native program, whose sequences share pages."""
+    """`BlockStore` of a native program, whose sequences share pages. ``ranks``: among which those are shared out."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, ranks: int) -> None:
         self.block_bytes = program.block_bytes
-        assert self.block_bytes == BLOCK * program.bytes_per_token
+        assert BLOCK_PAGES % ranks or self.block_bytes * ranks == BLOCK * program.bytes_per_token
         self.release, self.keep, self.drop = program.release, program.keep, program.drop
         self.read_block, self.write_block = program.read_block, program.write_block
         self._program = program
@@ -68,7 +70,7 @@ class StepRunner:
         with Checkpoint(Path(options.directory), options.weights) as checkpoint:
             built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
             adapters = built.read(options.adapters) if options.adapters else {}
-            self.description = describe(built.model, built.base, self.shard, stage.size, adapters)
+            self.description = describe(built.model, built.base, self.shard, self.shard.parts, adapters)
             self._streamed = streamed_weights(options, world, device, self.description, built, checkpoint)
             weights = load_weights(built, self.description, checkpoint, loaded, self._streamed)
             weights.add(adapters, built.dtype)
@@ -101,10 +103,10 @@ class StepRunner:
         options, read_with = self.options, {} if self._streamed is None else self._streamed.read_with
         self.assembled = Assembled(
             self.description, self._weights, self._buffers, self.torch_dtype, self.stage, options.threads,
-            options.kv_cache, read_with,
+            options.kv_cache, read_with, self.shard.context > 1,
         )  # fmt: skip
         self.program = self.assembled.program
-        self.shared = SharedBlocks(ProgramBlocks(self.program))
+        self.shared = SharedBlocks(ProgramBlocks(self.program, self.shard.context))
         self.outbox: Outbox | None = None
 
     @property
@@ -123,9 +125,10 @@ class StepRunner:
             return None
         embeds = batch.kind is Kind.EMBED and self.shard.has_head
         rows = range(len(batch.tokens)) if embeds else batch.logit_rows()
-        self._step(batch, rows, self.description.normed if embeds else 0)
+        here = self._rows_here(batch)
+        self._step(batch, rows, self.description.normed if embeds else 0, here)
         if not self.shard.has_head:
-            hidden = self._result("hidden", len(batch.tokens), self.hidden_size)
+            hidden = self._result("hidden", here, self.hidden_size)
             for rank in self.plan.receivers(self.world.rank):
                 self.world.send(hidden.to(self.torch_dtype), dst=rank)
             return None
@@ -141,12 +144,15 @@ class StepRunner:
 
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """See `Runner.capture`."""
-        self._step(batch, (), self.description.depths[depth - self.shard.first_layer - 1])
+        count = len(batch.tokens)
+        self._step(batch, (), self.description.depths[depth - self.shard.first_layer - 1], count)
         return self._result("hidden", len(batch.tokens), self.hidden_size)[list(rows)]
 
     def cache_bytes_per_token(self, sequence: int) -> int:
-        """See `Runner.cache_bytes_per_token`."""
-        return self.program.bytes_per_token
+        """See `Runner.cache_bytes_per_token`: of ranks that share out pages each has as many, up to one of each
+        sequence. Of blocks of the prefix cache that must hold of each by itself."""
+        fullest = -(-BLOCK_PAGES // self.shard.context) / BLOCK_PAGES if self.options.prefix_cache else 0.0
+        return ceil(self.program.bytes_per_token * max(fullest, 1 / self.shard.context))
 
     def state_bytes(self, sequence: int) -> int:
         """See `Runner.state_bytes`."""
@@ -181,10 +187,19 @@ class StepRunner:
     def reserve(self, tokens: int, sequences: int, captured_room: int) -> None:
         """See `Runner.reserve`."""
 
-    def _step(self, batch: Batch, rows: Sequence[int], length: int) -> None:
+    def _rows_here(self, batch: Batch) -> int:
+        """Tokens of ``batch`` that this rank computes: a part where ranks of a context share them out, else all."""
+        count, ranks = len(batch.tokens), self.shard.context
+        if not shares_out(count, ranks):
+            return count
+        part = -(-count // ranks)
+        return min(part, max(0, count - self.shard.context_part * part))
+
+    def _step(self, batch: Batch, rows: Sequence[int], length: int, here: int) -> None:
+        """``here``: how many tokens this rank computes, all or as `_rows_here` says."""
         address, received = 0, None
         if not self.shard.has_embedding:
-            sent = torch.empty((len(batch.tokens), self.hidden_size), dtype=self.torch_dtype)
+            sent = torch.empty((here, self.hidden_size), dtype=self.torch_dtype)
             self.world.recv(sent, src=self.plan.source(self.world.rank))
             received = sent.float()
             address = received.data_ptr()
@@ -201,7 +216,8 @@ class StepRunner:
                     first = lengths[depth]
                     outbox.layer(place, pieces)
             if status == OK:
-                status = self.program.run(*given, lengths[length], batch.adapters, first)
+                part = here < len(batch.tokens)
+                status = self.program.run(*given, lengths[length], batch.adapters, first, part)
         except RuntimeError as error:
             if self._streamed is None:
                 raise
