@@ -9,10 +9,12 @@ from ferrule.engine import EngineOptions
 from ferrule.engine.apart.start import check_apart
 from ferrule.errors import ConfigError
 
+FLAGS = {"cluster": "--here", "plan": "--plan", "replicas": "--replicas", "cp": "--cp"}
 
-@pytest.mark.parametrize(("given", "told"), [("cluster", "--here"), ("plan", "--plan"), ("replicas", "--replicas"), ("cp", "--cp")])
+
+@pytest.mark.parametrize(("given", "told"), FLAGS.items())
 def test_ranks_for_prompts_are_of_one_machine_and_one_copy(given: str, told: str) -> None:
-    others = {"cluster": False, "plan": False, "replicas": False, "cp": False}
+    others = dict.fromkeys(FLAGS, False)
     refuse_apart(2, **others)
     refuse_apart(None, **{**others, given: True})
     with pytest.raises(ConfigError, match=told):
