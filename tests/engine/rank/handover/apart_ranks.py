@@ -104,12 +104,12 @@ class Groups:
     def _run(self, role: str) -> None:
         plan = self.plans[role]
         limits = {"batch_tokens": 48, **self._options}
-        tokens = limits.pop("batch_tokens")
+        tokens, room = limits.pop("batch_tokens"), limits.pop("cache_tokens", 1024)
         given = RankOptions(str(self._directory), "float32", plan, 1, CONTEXT, 4, tokens, (), hands_over=role, **limits)
 
         def body(world: Group, stage: Group) -> None:
             runner = StepRunner(given, world, stage, open_device("cpu", 1))
-            trial = replace(warm_up(runner), cache_tokens=1024)
+            trial = replace(warm_up(runner), cache_tokens=room)
             line = self.lines[role]
             prefixes = open_index(world, given, runner.shared, runner.dtype, copies=False)
             with HandOverEnd(runner, SETTINGS, line.send) as end:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from apart_ranks import answers_apart
-from prefix_ranks import BEGINNING, add, answers, prompt
-from test_any_schedule import laid_out
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prefix_ranks import BEGINNING, Requests, add, answers, prompt, requests, turns_of
+from test_any_schedule import BY_MODULES, FAMILIES, LAYOUTS, laid_out
 from tiny_models import make
 
 from ferrule.engine.rank.cache.prefix import BLOCK
@@ -52,6 +55,29 @@ def test_any_two_splits_give_the_answers_of_one(
     assert {(each.id, each.first, each.last) for each in found.wanted} == {(1, 0, 3), (3, 0, 3)}
     assert all(each.blocks == each.wanted for each in found.received)
     assert found.cached == {1: 0, 2: 0, 3: 0, 4: 2 * BLOCK}
+
+
+@pytest.mark.parametrize(
+    "examples", [pytest.param(6, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.soak)]
+)
+def test_any_schedule_on_any_two_splits_gives_the_same(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "LEAST", 1)
+    families = [family for family in FAMILIES if family not in BY_MODULES]
+    layouts = st.sampled_from(LAYOUTS)
+    rooms, pieces = st.sampled_from([384, 1024]), st.sampled_from([16, 64])
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.sampled_from(families), layouts, layouts, requests(1, 3), rooms, pieces)
+    def check(family: str, prompts: str, answering: str, orders: Requests, room: int, piece: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            directory = make(family, Path(folder))
+            spec = spec_of(directory)
+            turns = turns_of(orders, cancelled=False)
+            plans = laid_out(prompts, spec), laid_out(answering, spec)
+            found = answers_apart(directory, *plans, *turns, cache_tokens=room, batch_tokens=piece)
+            assert found.tokens == answers(directory, *turns, prefix_cache=False).tokens
+
+    check()
 
 
 @pytest.mark.parametrize("whole", [False, True])
