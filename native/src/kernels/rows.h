@@ -42,7 +42,7 @@ struct AttentionTile {
   const std::uint8_t* const* keys = nullptr;
   const std::uint8_t* const* values = nullptr;
 };
-constexpr std::size_t kMostQueries = 8;
+constexpr std::size_t kMostQueries = 40;
 constexpr std::size_t kMostWidth = 640;  // latents of 512 and their rotary part
 
 struct RowTable {

@@ -8,6 +8,12 @@
 #include "kernels/numbers.h"
 
 namespace ferrule {
+namespace {
+
+constexpr std::size_t kTilesPerThread = 4;  // of attention, so that threads end at about the same time
+constexpr std::size_t kFewQueries = 8;      // of a tile
+
+}  // namespace
 
 void Embed::run(Step& step) {
   Register& out = step.at(to);
@@ -119,6 +125,10 @@ void Attend::run(Step& step) {
   KvCache& cache = step.machine.cache;
   const CacheLayer& of = cache.layer(layer);
   const std::size_t share = heads / of.heads;
+  // Larger tiles read the cache less often; smaller ones keep more threads busy.
+  const auto threads = static_cast<std::size_t>(step.machine.pool.threads());
+  const std::size_t each = step.count * heads / (kTilesPerThread * threads);
+  const std::size_t most = threads == 1 ? kMostQueries : std::clamp(each, kFewQueries, kMostQueries);
   tiles_.clear();
   std::size_t row = 0;
   for (std::size_t span = 0; span < step.spans.size(); ++span) {
@@ -131,13 +141,11 @@ void Attend::run(Step& step) {
                     at(step, key, row) + head * of.width, at(step, value, row) + head * of.value_width);
       }
     }
+    const std::size_t queries = given.tokens * share, count = (queries + most - 1) / most;
     for (std::size_t head = 0; head < of.heads; ++head) {
-      const std::size_t queries = given.tokens * share;
-      for (std::size_t first = 0; first < queries;) {
-        const std::size_t left = queries - first;
-        const std::size_t some = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        tiles_.push_back({span, head, first, some});
-        first += some;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t first = queries * i / count;
+        tiles_.push_back({span, head, first, queries * (i + 1) / count - first});
       }
     }
   }
