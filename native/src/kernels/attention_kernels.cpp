@@ -1,10 +1,14 @@
-// Attention over pages of 16 tokens: lanes are tokens for the logits, numbers of a value for the sums. A page is read
-// once for all queries of a tile; the softmax runs along (Milakov and Gimelshein, "Online normalizer calculation for
-// softmax", 2018). CMake compiles this file several times, with FERRULE_ISA naming the instruction set.
+// Attention over pages of 16 tokens. A block of pages is read once for all queries of a tile, which take turns in
+// groups that fill the registers, while it lies in the cache of the processor; the softmax runs along by blocks
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). What
+// a query gets does not depend on which others are in its tile. CMake compiles this file several times, with
+// FERRULE_ISA naming the instruction set.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
+#include "kernels/attention_products.h"
 #include "kernels/rows.h"
 #include "kernels/simd/simd.h"
 
@@ -12,248 +16,206 @@ namespace ferrule {
 namespace {
 
 constexpr float kNever = -1e30F;
-constexpr std::size_t kMostGroups = kMostWidth / kCacheGroup;
 
-template <Cached kCached>
-F load_value(const std::uint8_t* p, std::size_t index) {
-  if constexpr (kCached == Cached::f32) return load(reinterpret_cast<const float*>(p) + index);
-  if constexpr (kCached == Cached::f16) return load_f16(p + 2 * index);
-  if constexpr (kCached == Cached::int8) return load_i8(p + index);
-  if constexpr (kCached == Cached::int4) {
-    const std::uint8_t* const group = p + index / kCacheGroup * 16;
-    return index % kCacheGroup < 16 ? load_i4<false>(group) : load_i4<true>(group);
-  }
-  return load_bf16(p + 2 * index);
-}
-
-constexpr std::size_t groups_of(std::size_t width) { return (width + kCacheGroup - 1) / kCacheGroup; }
-
-#ifdef FERRULE_BF16_PAIRS
-constexpr bool kPairs = true;
-#else
-constexpr bool kPairs = false;
-#endif
-
-// The queries of a tile in the form that products with keys take.
-struct Queries {
-  alignas(64) float numbers[kMostQueries][kMostWidth];
-  alignas(64) std::uint16_t narrow[kMostQueries][kMostWidth];
+// Tokens that a query sees: of those of the tile's pages `begin` up to `end` (not included).
+struct Seen {
+  std::int64_t begin, end;
 };
 
-// The sum of each group by itself, times its scale.
-template <Cached kCached, int kCount>
-FERRULE_FLATTEN void logits_of_codes(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys,
-                                     F (&logits)[kCount]) {
-  constexpr std::size_t kBytes = kCacheGroup * kPageTokens * code_bits(kCached) / 8;
-  const std::size_t groups = groups_of(tile.width);
-  for (int t = 0; t < kCount; ++t) logits[t] = zero();
-  for (std::size_t group = 0; group < groups; ++group) {
-    const std::uint8_t* const codes = keys + group * kBytes;
-    F sums[kCount];
-    for (int t = 0; t < kCount; ++t) sums[t] = zero();
-    const auto one = [&](F key, std::size_t k) {
-      for (int t = 0; t < kCount; ++t) sums[t] = fma(key, set1(queries.numbers[t][group * kCacheGroup + k]), sums[t]);
-    };
-    for (std::size_t k = 0; k < 16; ++k) {
-      if constexpr (kCached == Cached::int8) {
-        one(load_i8(codes + k * kPageTokens), k);
-        one(load_i8(codes + (k + 16) * kPageTokens), k + 16);
-      } else {
-        one(load_i4<false>(codes + k * kPageTokens), k);
-        one(load_i4<true>(codes + k * kPageTokens), k + 16);
-      }
-    }
-    const F scale = load_f16(keys + groups * kBytes + group * 2 * kPageTokens);
-    for (int t = 0; t < kCount; ++t) logits[t] = fma(sums[t], scale, logits[t]);
-  }
+// How many tokens of the tile's pages are before `position`.
+std::int64_t tokens_before(const AttentionTile& tile, std::int64_t position) {
+  const auto first = static_cast<std::int64_t>(tile.first_page), step = static_cast<std::int64_t>(tile.page_step);
+  const std::int64_t pages = position / kTokens - first;
+  if (pages < 0) return 0;
+  return (pages + step - 1) / step * kTokens + (pages % step == 0 ? position % kTokens : 0);
 }
 
-// Two sums for each query, so that one need not wait for the other.
-template <Cached kCached, int kCount>
-FERRULE_FLATTEN void logits_of(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys,
-                               F (&logits)[kCount]) {
-  F other[kCount];
-  for (int t = 0; t < kCount; ++t) logits[t] = other[t] = zero();
-  if constexpr (kCached == Cached::bf16) {
-    const auto pair = [&](F(&sums)[kCount], std::size_t k) {
-      const U pairs = load_bytes(keys + k / 2 * 64);
-#ifdef FERRULE_BF16_PAIRS
-      for (int t = 0; t < kCount; ++t) {
-        std::uint32_t two;
-        std::memcpy(&two, &queries.narrow[t][k], sizeof two);
-        sums[t] = dot2(sums[t], pairs, two);
-      }
-#else
-      const F even = even_bf16(pairs);
-      const F odd = odd_bf16(pairs);
-      for (int t = 0; t < kCount; ++t) {
-        sums[t] = fma(even, set1(queries.numbers[t][k]), sums[t]);
-        sums[t] = fma(odd, set1(queries.numbers[t][k + 1]), sums[t]);
-      }
-#endif
-    };
-    std::size_t k = 0;
-    for (; k + 4 <= tile.width; k += 4) {
-      pair(logits, k);
-      pair(other, k + 2);
-    }
-    if (k < tile.width) pair(logits, k);
-  } else {
-    const auto one = [&](F(&sums)[kCount], std::size_t k) {
-      const F key = load_value<kCached>(keys, k * kPageTokens);
-      for (int t = 0; t < kCount; ++t) sums[t] = fma(key, set1(queries.numbers[t][k]), sums[t]);
-    };
-    for (std::size_t k = 0; k < tile.width; k += 2) {
-      one(logits, k);
-      one(other, k + 1);
-    }
-  }
-  for (int t = 0; t < kCount; ++t) logits[t] = logits[t] + other[t];
-}
+// Some queries of a tile: number k of each lies beside that of the others; as pairs of bfloat16 where these are
+// multiplied.
+struct Group {
+  std::size_t first;  // query
+  Seen seen;          // by one of them at least
+  const float* queries;
+};
 
-// Add `tokens` values by weight to numbers `from` of the results on, kParts vectors of each.
-template <Cached kCached, int kCount, int kParts>
-FERRULE_FLATTEN void add_values(const AttentionTile& tile, const std::uint8_t* values, const float* scales,
-                                const float (&weights)[kCount][kPageTokens], std::size_t tokens, std::size_t from) {
-  F out[kCount][kParts];
-  for (int t = 0; t < kCount; ++t) {
-    for (int p = 0; p < kParts; ++p) out[t][p] = load(tile.out[t] + from + 16 * p);
-  }
-  for (std::size_t j = 0; j < tokens; ++j) {
-    F value[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const std::size_t index = j * tile.value_width + from + 16 * p;
-      value[p] = load_value<kCached>(values, index);
-      if constexpr (has_codes(kCached)) value[p] = value[p] * set1(scales[index / kCacheGroup]);
-    }
-    for (int t = 0; t < kCount; ++t) {
-      const F weight = set1(weights[t][j]);
-      for (int p = 0; p < kParts; ++p) out[t][p] = fma(weight, value[p], out[t][p]);
-    }
-  }
-  for (int t = 0; t < kCount; ++t) {
-    for (int p = 0; p < kParts; ++p) store(tile.out[t] + from + 16 * p, out[t][p]);
-  }
-}
+// Highest logit so far of each query of a tile, and the sums of its weights, which are added up at the end.
+struct Softmax {
+  Seen seen[kMostQueries];
+  float top[kMostQueries];
+  alignas(64) float total[kMostQueries][16];
 
-template <Cached kCached, int kCount>
-void attend_as(const AttentionTile& tile) {
-  static thread_local Queries queries;
-  for (int t = 0; t < kCount; ++t) {
-    std::memcpy(queries.numbers[t], tile.queries[t], tile.width * sizeof(float));
-    if constexpr (has_codes(kCached)) {
-      for (std::size_t k = tile.width; k < groups_of(tile.width) * kCacheGroup; ++k) queries.numbers[t][k] = 0;
-    }
-    if constexpr (kCached == Cached::bf16 && kPairs) {
-      for (std::size_t k = 0; k < tile.width; k += 16) {
-        float some[16] = {};
-        std::memcpy(some, tile.queries[t] + k, least<std::size_t>(16, tile.width - k) * sizeof(float));
-        store_bf16(queries.narrow[t] + k, load(some));
-      }
-    }
-    std::memset(tile.out[t], 0, tile.value_width * sizeof(float));
+  void begin(std::size_t t, Seen tokens, const float* sink) {
+    seen[t] = tokens;
+    top[t] = sink == nullptr ? kNever : *sink;
+    std::memset(total[t], 0, sizeof total[t]);
+    if (sink != nullptr) total[t][0] = 1;
   }
-  float top[kCount], total[kCount];
-  std::int64_t last = 0;
-  std::int64_t lowest = tile.positions[0];
-  for (int t = 0; t < kCount; ++t) {
-    top[t] = tile.sinks == nullptr ? kNever : tile.sinks[t];
-    total[t] = tile.sinks == nullptr ? 0.0F : 1.0F;
-    last = last > tile.positions[t] ? last : tile.positions[t];
-    lowest = least(lowest, tile.positions[t]);
-  }
-  constexpr auto kTokens = static_cast<std::int64_t>(kPageTokens);
-  const std::int64_t seen = tile.window == 0 || lowest < tile.window ? 0 : lowest - tile.window + 1;
-  const auto first_page = static_cast<std::int64_t>(tile.first_page);
-  const auto page_step = static_cast<std::int64_t>(tile.page_step);
-  const std::int64_t before = seen / kTokens - first_page;  // pages that none of them sees
-  std::int64_t place = before <= 0 ? 0 : (before + page_step - 1) / page_step;
-  for (std::int64_t page = first_page + place * page_step; page <= last / kTokens; page += page_step, ++place) {
-    F logits[kCount];
-    if constexpr (has_codes(kCached)) {
-      logits_of_codes<kCached, kCount>(tile, queries, tile.keys[place], logits);
-    } else {
-      logits_of<kCached, kCount>(tile, queries, tile.keys[place], logits);
+
+  // The logits of a group of `count` queries, for some pages from token `first` on, become weights.
+  void weigh(const AttentionTile& tile, std::size_t query, std::size_t count, Weights& weights, std::int64_t first,
+             std::int64_t pages) {
+    const F scale = set1(tile.scale), cap = set1(tile.softcap);
+    const bool capped = tile.softcap > 0;
+    const std::int64_t end = first + pages * kTokens;
+    const auto replace_unseen = [&](std::size_t t, float by) {
+      const Seen& tokens = seen[query + t];
+      for (std::int64_t token = first; token < least(tokens.begin, end); ++token) weights.of[t][token - first] = by;
+      for (std::int64_t token = most(tokens.end, first); token < end; ++token) weights.of[t][token - first] = by;
+    };
+    for (std::size_t t = 0; t < count; ++t) {
+      float* const of = weights.of[t];
+      for (std::int64_t i = 0; i < pages * kTokens; i += kTokens) {
+        F scaled = load(of + i) * scale;
+        if (capped) scaled = tanh(scaled / cap) * cap;
+        store(of + i, scaled);
+      }
+      replace_unseen(t, kNever);
+      F high = load(of);
+      for (std::int64_t i = kTokens; i < pages * kTokens; i += kTokens) high = max(high, load(of + i));
+      const float before = top[query + t];
+      top[query + t] = most(before, highest(high));
+      weights.by[t] = top[query + t] - before;
     }
-    alignas(64) float weights[kCount][kPageTokens];
-    for (int t = 0; t < kCount; ++t) {
-      F scaled = logits[t] * set1(tile.scale);
-      if (tile.softcap > 0) scaled = tanh(scaled / set1(tile.softcap)) * set1(tile.softcap);
-      const std::int64_t first = page * kTokens;
-      const std::int64_t from = tile.window == 0 ? 0 : tile.positions[t] - tile.window + 1;
-      const bool partly = first < from || first + kTokens - 1 > tile.positions[t];
-      const auto unseen = [&](std::int64_t token) { return first + token < from || first + token > tile.positions[t]; };
-      if (partly) {
-        store(weights[t], scaled);
-        for (std::int64_t j = 0; j < kTokens; ++j) {
-          if (unseen(j)) weights[t][j] = kNever;
-        }
-        scaled = load(weights[t]);
-      }
-      const float high = highest(scaled);
-      if (high > top[t]) {
-        if (total[t] != 0) {
-          alignas(64) float by[16];
-          store(by, exp(set1(top[t] - high)));
-          total[t] *= by[0];
-          for (std::size_t i = 0; i < tile.value_width; i += 16) {
-            store(tile.out[t] + i, load(tile.out[t] + i) * set1(by[0]));
-          }
-        }
-        top[t] = high;
-      }
-      if (top[t] <= kNever) {  // nothing that it may see yet
-        std::memset(weights[t], 0, sizeof weights[t]);
+    for (std::size_t t = 0; t < count; ++t) {
+      float* const of = weights.of[t];
+      const float highest_so_far = top[query + t];
+      if (highest_so_far <= kNever) {  // nothing that it may see yet
+        std::memset(of, 0, sizeof weights.of[t]);
+        weights.by[t] = 1;
         continue;
       }
-      store(weights[t], exp(scaled - set1(top[t])));
-      if (partly) {  // e^-87 is not nothing
-        for (std::int64_t j = 0; j < kTokens; ++j) {
-          if (unseen(j)) weights[t][j] = 0;
-        }
+      F sums = load(total[query + t]);
+      if (weights.by[t] == 0) {
+        weights.by[t] = 1;
+      } else {
+        alignas(64) float by[16];
+        store(by, exp(set1(-weights.by[t])));
+        weights.by[t] = by[0];
+        sums = sums * load(by);
       }
-      total[t] += sum(load(weights[t]));
+      for (std::int64_t i = 0; i < pages * kTokens; i += kTokens) {
+        store(of + i, exp(load(of + i) - set1(highest_so_far)));
+      }
+      replace_unseen(t, 0);  // e^-87 is not nothing
+      for (std::int64_t i = 0; i < pages * kTokens; i += kTokens) sums = sums + load(of + i);
+      store(total[query + t], sums);
     }
-    // Tokens behind the last one have not been written: whatever is there must not come into the sums.
-    const auto tokens = static_cast<std::size_t>(least<std::int64_t>(kTokens, last - page * kTokens + 1));
-    const std::uint8_t* values = tile.values[place];
-    alignas(64) float scales[has_codes(kCached) ? kMostGroups * kPageTokens : 1];
-    if constexpr (has_codes(kCached)) {
-      constexpr std::size_t kBits = code_bits(kCached);
-      const std::uint8_t* const at = values + kPageTokens * tile.value_width * kBits / 8;
-      const std::size_t count = groups_of(tile.value_width) * kPageTokens;
-      for (std::size_t i = 0; i < count; i += 16) store(scales + i, load_f16(at + 2 * i));
-    }
-#if defined(FERRULE_NEON)  // by how many sums the registers hold
-    constexpr int kParts = kCount < 4 ? 4 / kCount : 1;
-#else
-    constexpr int kParts = kCount < 4 ? 4 : kCount < 8 ? 2 : 1;
-#endif
-    std::size_t i = 0;
-    for (; i + 16 * kParts <= tile.value_width; i += 16 * kParts) {
-      add_values<kCached, kCount, kParts>(tile, values, scales, weights, tokens, i);
-    }
-    for (; i < tile.value_width; i += 16) add_values<kCached, kCount, 1>(tile, values, scales, weights, tokens, i);
   }
-  for (int t = 0; t < kCount; ++t) {
-    if (tile.highest != nullptr) tile.highest[t] = top[t];
-    if (tile.sums != nullptr) tile.sums[t] = total[t];
-    const F by = set1(total[t] == 0 ? 0.0F : 1.0F / total[t]);
-    for (std::size_t i = 0; i < tile.value_width; i += 16) store(tile.out[t] + i, load(tile.out[t] + i) * by);
+};
+
+// What a tile needs beside its results.
+struct Scratch {
+  alignas(64) float queries[kMostQueries * kMostWidth];
+  alignas(64) Scales scales[kBlock];
+  Softmax softmax;
+  Weights weights;
+};
+
+// A block of pages, which begins with page `block`, for one group of queries.
+template <Cached kCached, int kCount>
+void attend_group(const AttentionTile& tile, const Group& group, std::int64_t block, Scratch& scratch) {
+  const std::int64_t from = most<std::int64_t>(0, group.seen.begin / kTokens - block);
+  const std::int64_t pages = least(kBlock, (group.seen.end + kTokens - 1) / kTokens - block) - from;
+  if (pages <= 0) return;
+  const std::int64_t first = (block + from) * kTokens;
+  Weights& weights = scratch.weights;
+  constexpr int kSide = side_by_side(kCount);
+  std::int64_t page = 0;
+  const std::uint8_t* const* const keys = tile.keys + block + from;
+  for (; page + kSide <= pages; page += kSide) {
+    logits_of<kCached, kCount, kSide>(tile.width, group.queries, keys, weights, page);
+  }
+  for (; page < pages; ++page) logits_of<kCached, kCount, 1>(tile.width, group.queries, keys, weights, page);
+  scratch.softmax.weigh(tile, group.first, kCount, weights, first, pages);
+  const auto tokens = static_cast<std::size_t>(least(pages * kTokens, group.seen.end - first));
+  const std::uint8_t* const* const values = tile.values + block + from;
+  const Scales* const scales = scratch.scales + from;
+  const std::size_t width = tile.value_width;
+  float* const* const out = tile.out + group.first;
+  std::size_t i = 0;
+  for (; i + 16 * kSide <= width; i += 16 * kSide) {
+    add_values<kCached, kCount, kSide>(width, out, values, scales, weights, tokens, i);
+  }
+  for (; i < width; i += 16) add_values<kCached, kCount, 1>(width, out, values, scales, weights, tokens, i);
+}
+
+using AttendGroup = void (*)(const AttentionTile& tile, const Group& group, std::int64_t block, Scratch& scratch);
+
+template <Cached kCached, int... kCounts>
+AttendGroup attend_of(std::size_t count, std::integer_sequence<int, kCounts...>) {
+  constexpr AttendGroup kAll[] = {attend_group<kCached, kCounts + 1>...};
+  return kAll[count - 1];
+}
+
+// Queries of a group side by side; filled up with zeros to whole groups of codes.
+template <Cached kCached>
+void interleave(const AttentionTile& tile, std::size_t first, std::size_t count, float* to) {
+  const std::size_t padded = has_codes(kCached) ? groups_of(tile.width) * kCacheGroup : tile.width;
+  for (std::size_t t = 0; t < count; ++t) {
+    const float* const query = tile.queries[first + t];
+    if constexpr (kCached == Cached::bf16 && kPairs) {
+      for (std::size_t k = 0; k < tile.width; k += 16) {
+        alignas(64) float some[16] = {};
+        alignas(64) std::uint16_t narrow[16];
+        const std::size_t left = least<std::size_t>(16, tile.width - k);
+        std::memcpy(some, query + k, left * sizeof(float));
+        store_bf16(narrow, load(some));
+        for (std::size_t i = 0; i < left; i += 2) std::memcpy(to + (k + i) * count + t, narrow + i, sizeof(float));
+      }
+    } else {
+      for (std::size_t k = 0; k < padded; ++k) to[k * count + t] = k < tile.width ? query[k] : 0;
+    }
   }
 }
 
 template <Cached kCached>
-void attend_some(const AttentionTile& tile) {
-  switch (tile.count) {
-    case 1:
-      return attend_as<kCached, 1>(tile);
-    case 2:
-      return attend_as<kCached, 2>(tile);
-    case 4:
-      return attend_as<kCached, 4>(tile);
-    default:
-      return attend_as<kCached, 8>(tile);
+void attend_as(const AttentionTile& tile) {
+  static thread_local Scratch scratch;
+  Group groups[kMostQueries];
+  AttendGroup attend[kMostQueries];
+  const std::size_t count = (tile.count + kRows - 1) / kRows;
+  Seen seen{INT64_MAX, 0};  // by any
+  const auto join = [](Seen& all, const Seen& one) { all = {least(all.begin, one.begin), most(all.end, one.end)}; };
+  float* at = scratch.queries;
+  for (std::size_t g = 0; g < count; ++g) {
+    Group& group = groups[g];
+    const std::size_t end = tile.count * (g + 1) / count;
+    group.first = tile.count * g / count;
+    group.seen = {INT64_MAX, 0};
+    for (std::size_t t = group.first; t < end; ++t) {
+      const std::int64_t position = tile.positions[t];
+      const std::int64_t from = tile.window == 0 ? 0 : most<std::int64_t>(0, position - tile.window + 1);
+      const Seen tokens{tokens_before(tile, from), tokens_before(tile, position + 1)};
+      join(group.seen, tokens);
+      scratch.softmax.begin(t, tokens, tile.sinks == nullptr ? nullptr : tile.sinks + t);
+      std::memset(tile.out[t], 0, tile.value_width * sizeof(float));
+    }
+    join(seen, group.seen);
+    const std::size_t some = end - group.first;
+    attend[g] = attend_of<kCached>(some, std::make_integer_sequence<int, kRows>());
+    interleave<kCached>(tile, group.first, some, at);
+    group.queries = at;
+    at += some * kMostWidth;
+  }
+  // Blocks begin at the same tokens whatever is seen of them.
+  for (std::int64_t block = seen.begin / kTokens / kBlock * kBlock; block * kTokens < seen.end; block += kBlock) {
+    if constexpr (has_codes(kCached)) {
+      constexpr std::size_t kBits = code_bits(kCached);
+      const std::size_t numbers = groups_of(tile.value_width) * kPageTokens;
+      const std::int64_t behind = least(block + kBlock, (seen.end + kTokens - 1) / kTokens);
+      for (std::int64_t page = most(block, seen.begin / kTokens); page < behind; ++page) {
+        const std::uint8_t* const from = tile.values[page] + kPageTokens * tile.value_width * kBits / 8;
+        for (std::size_t i = 0; i < numbers; i += 16) store(scratch.scales[page - block] + i, load_f16(from + 2 * i));
+      }
+    }
+    for (std::size_t g = 0; g < count; ++g) attend[g](tile, groups[g], block, scratch);
+  }
+  for (std::size_t t = 0; t < tile.count; ++t) {
+    const float total = sum(load(scratch.softmax.total[t]));
+    if (tile.highest != nullptr) tile.highest[t] = scratch.softmax.top[t];
+    if (tile.sums != nullptr) tile.sums[t] = total;
+    const F by = set1(total == 0 ? 0.0F : 1.0F / total);
+    for (std::size_t i = 0; i < tile.value_width; i += 16) store(tile.out[t] + i, load(tile.out[t] + i) * by);
   }
 }
 
@@ -261,18 +223,18 @@ void attend_some(const AttentionTile& tile) {
 
 namespace FERRULE_ISA {
 void attend(const AttentionTile& tile);
-void attend(const AttentionTile& tile) {  // of 1, 2, 4 or 8 queries
+void attend(const AttentionTile& tile) {
   switch (tile.cached) {
     case Cached::bf16:
-      return attend_some<Cached::bf16>(tile);
+      return attend_as<Cached::bf16>(tile);
     case Cached::f16:
-      return attend_some<Cached::f16>(tile);
+      return attend_as<Cached::f16>(tile);
     case Cached::f32:
-      return attend_some<Cached::f32>(tile);
+      return attend_as<Cached::f32>(tile);
     case Cached::int8:
-      return attend_some<Cached::int8>(tile);
+      return attend_as<Cached::int8>(tile);
     case Cached::int4:
-      return attend_some<Cached::int4>(tile);
+      return attend_as<Cached::int4>(tile);
   }
 }
 }  // namespace FERRULE_ISA

@@ -48,7 +48,7 @@ struct AttentionTile {
   float* highest = nullptr;
   float* sums = nullptr;
 };
-constexpr std::size_t kMostQueries = 8;
+constexpr std::size_t kMostQueries = 40;
 constexpr std::size_t kMostWidth = 640;  // latents of 512 and their rotary part
 
 struct RowTable {

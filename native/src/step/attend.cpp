@@ -6,6 +6,12 @@
 #include "step/operations.h"
 
 namespace ferrule {
+namespace {
+
+constexpr std::size_t kTilesPerThread = 4;  // so that threads end at about the same time
+constexpr std::size_t kFewQueries = 8;      // of a tile
+
+}  // namespace
 
 void Attend::run(Step& step) {
   Machine& machine = step.machine;
@@ -23,6 +29,10 @@ void Attend::run(Step& step) {
     highest_.resize(step.total * heads);
     sums_.resize(step.total * heads);
   }
+  // Larger tiles read the cache less often; smaller ones keep more threads busy.
+  const auto threads = static_cast<std::size_t>(machine.pool.threads());
+  const std::size_t each = (machine.context == nullptr ? step.count : step.total) * heads / (kTilesPerThread * threads);
+  const std::size_t most = threads == 1 ? kMostQueries : std::clamp(each, kFewQueries, kMostQueries);
   tiles_.clear();
   std::vector<std::size_t> starts;
   std::size_t row = 0;
@@ -38,13 +48,11 @@ void Attend::run(Step& step) {
                     keys_.row(row) + head * of.width, values_.row(row) + head * of.value_width);
       }
     }
+    const std::size_t queries = given.tokens * share, count = (queries + most - 1) / most;
     for (std::size_t head = 0; head < of.heads; ++head) {
-      const std::size_t queries = given.tokens * share;
-      for (std::size_t first = 0; first < queries;) {
-        const std::size_t left = queries - first;
-        const std::size_t some = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        tiles_.push_back({span, head, first, some});
-        first += some;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t first = queries * i / count;
+        tiles_.push_back({span, head, first, queries * (i + 1) / count - first});
       }
     }
   }

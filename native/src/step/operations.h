@@ -114,7 +114,7 @@ struct Attend final : StepOperation {
   void merge(Step& step);
 
   std::vector<Tile> tiles_;
-  Rows queries_, keys_, values_, results_;  // of each token of the batch
+  Rows queries_, keys_, values_, results_;                  // of each token of the batch
   std::vector<float> gathered_, partial_, highest_, sums_;  // the last two: (tokens, heads)
   std::vector<std::uint8_t> sent_, received_;
 };
