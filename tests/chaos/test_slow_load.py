@@ -15,7 +15,7 @@ import pytest
 from served_server import Served
 from slow_disk import forget, obstacle, slow_disk
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import RandomModel, save_random_model
 
 SHAPE = RandomModel("llama-0.1b-random", 512, 2048, 16, 8, 4)
 LOAD_SECONDS = 60.0
@@ -55,7 +55,7 @@ def test_the_others_do_not_load_again(cached: bool, tmp_path: Path, request: pyt
     """``cached``: memory has had room for the model's files since they were read; else the disk is read again."""
     if (reason := obstacle()) is not None:
         pytest.skip(reason)
-    model = save_random_llama(tmp_path / SHAPE.name, SHAPE)
+    model = save_random_model(tmp_path / SHAPE.name, SHAPE)
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     forget(model)
     options = {"model": str(model), "tensor": 2, "threads": 1, "standby": True, "self_test": False}

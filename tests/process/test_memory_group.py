@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,22 @@ from ferrule.process.memory_group import MemoryGroup
 
 LIMIT = 64 << 20
 SOON = 60.0
-TAKES = "import sys; taken = b'x' * int(sys.argv[1])"
+TAKES = """
+import json, subprocess, sys
+from ferrule.process.memory_group import MemoryGroup
+
+def taking(size):
+    taker = "import sys; taken = b'x' * int(sys.argv[1])"
+    return subprocess.run([sys.executable, "-S", "-c", taker, str(size)], timeout=60, check=False).returncode
+
+limit = int(sys.argv[1])
+with MemoryGroup(limit) as group:
+    with group.inside():
+        inside = taking(limit // 4), taking(2 * limit)
+    found = *inside, taking(2 * limit), group.peak
+print(json.dumps([*found, group._path.exists()]))
+"""
+"""A process of its own: of those inside the kernel ends the largest one, which may be this."""
 MAKES = """
 import subprocess, sys, time
 from ferrule.process.memory_group import MemoryGroup
@@ -30,14 +46,13 @@ with MemoryGroup(1 << 26) as group:
 
 
 @pytest.fixture
-def group() -> MemoryGroup:
-    found = MemoryGroup(LIMIT)
+def group() -> None:
+    """There can be one here."""
     try:
-        with found:
+        with MemoryGroup(LIMIT):
             pass
     except ConfigError as error:
         pytest.skip(str(error))
-    return found
 
 
 def alive(pid: int) -> bool:
@@ -47,21 +62,18 @@ def alive(pid: int) -> bool:
         return False
 
 
-def taking(size: int) -> int:
-    return subprocess.run([sys.executable, "-S", "-c", TAKES, str(size)], timeout=SOON, check=False).returncode
+@pytest.mark.usefixtures("group")
+def test_what_takes_more_is_killed_and_others_are_not() -> None:
+    done = subprocess.run([sys.executable, "-c", TAKES, str(LIMIT)], stdout=subprocess.PIPE, timeout=SOON, check=True)
+    some, more, outside, peak, left = json.loads(done.stdout)
+    assert (some, more) == (0, -signal.SIGKILL)
+    assert outside == 0, "who made it is outside again"
+    assert LIMIT // 4 < peak <= LIMIT
+    assert not left
 
 
-def test_what_takes_more_is_killed_and_others_are_not(group: MemoryGroup) -> None:
-    with group:
-        with group.inside():
-            assert taking(LIMIT // 4) == 0
-            assert taking(2 * LIMIT) == -signal.SIGKILL
-        assert taking(2 * LIMIT) == 0, "who made it is outside again"
-        assert LIMIT // 4 < group.peak <= LIMIT
-    assert not group._path.exists()
-
-
-def test_a_maker_that_is_killed_leaves_neither_group_nor_processes(group: MemoryGroup) -> None:
+@pytest.mark.usefixtures("group")
+def test_a_maker_that_is_killed_leaves_neither_group_nor_processes() -> None:
     maker = subprocess.Popen([sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True)
     assert maker.stdout is not None
     path, _, pid = maker.stdout.readline().strip().rpartition(" ")
