@@ -25,5 +25,7 @@ def test_prompts_are_handed_over_as_blocks_between_processors() -> None:
     check_apart(EngineOptions("demo"))
     with pytest.raises(ConfigError, match="--no-prefix-cache"):
         check_apart(EngineOptions("demo", prefix_cache=False))
+    with pytest.raises(ConfigError, match="--cp"):
+        check_apart(EngineOptions("demo", context_parallel=2))
     with pytest.raises(ConfigError, match="--device cuda"):
         check_apart(EngineOptions("demo", device="cuda"))

@@ -29,6 +29,11 @@ def check_apart(options: EngineOptions) -> None:
             f"--prefill-tp with --device {options.device}: prompts are handed over between processors only; leave one "
             "of them out"
         )
+    if options.context_parallel > 1:
+        raise ConfigError(
+            "--prefill-tp hands over blocks to ranks that keep whole ones, and with --cp each has some of their pages; "
+            "leave one of them out"
+        )
     if not options.prefix_cache:
         raise ConfigError(
             "--prefill-tp hands over blocks of the prefix cache, which --no-prefix-cache switches off; leave one of "

@@ -63,11 +63,12 @@ def test_any_two_splits_give_the_answers_of_one(
 def test_any_schedule_on_any_two_splits_gives_the_same(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "LEAST", 1)
     families = [family for family in FAMILIES if family not in BY_MODULES]
-    layouts = st.sampled_from(LAYOUTS)
+    layouts = [each for each in LAYOUTS if each != "pages"]  # whose blocks are spread over ranks
+    whole = [each for each in layouts if not each.startswith("sent")]  # each layer leaves all rows on every rank
     rooms, pieces = st.sampled_from([384, 1024]), st.sampled_from([16, 64])
 
     @settings(max_examples=examples, deadline=None)
-    @given(st.sampled_from(families), layouts, layouts, requests(1, 3), rooms, pieces)
+    @given(st.sampled_from(families), st.sampled_from(whole), st.sampled_from(layouts), requests(1, 3), rooms, pieces)
     def check(family: str, prompts: str, answering: str, orders: Requests, room: int, piece: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             directory = make(family, Path(folder))
