@@ -213,11 +213,16 @@ class ModelSpec:
         return None
 
     @property
+    def has_program(self) -> bool:
+        """Whether the built-in engine runs all of its layers by a native step program."""
+        return all(layer.program_operations is not None for layer in self.alike)
+
+    @property
     def context_obstacle(self) -> str | None:
         """Reason why ranks of the built-in engine cannot share out keys and values by pages, or None."""
         if self.encoder:
             return f"{self.architecture} is an encoder, which keeps no keys and values"
-        if any(layer.program_operations is None for layer in self.alike):
+        if not self.has_program:
             return (
                 f"{self.architecture} has no native step program in the built-in engine, and only those share out keys "
                 "and values by pages"
@@ -241,7 +246,7 @@ class ModelSpec:
     def exchange_obstacle(self) -> str | None:
         """Reason why tokens cannot be sent to the ranks of their experts, which step programs of the built-in engine
         do, or None."""
-        if any(layer.program_operations is None for layer in self.alike):
+        if not self.has_program:
             return f"tokens are sent to their experts by native step programs, and {self.architecture} has none"
         return None
 

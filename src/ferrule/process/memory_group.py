@@ -21,6 +21,7 @@ import psutil
 
 from ferrule.errors import ConfigError
 from ferrule.files import read_number
+from ferrule.process.control_groups import ROOT, groups_of
 
 _NAME = "ferrule-memory-"
 _REMOVE_SECONDS = 10.0
@@ -31,7 +32,7 @@ class MemoryGroup:
     """``limit``: bytes, for all its processes together; there is no swap beyond them. As a context it is there,
     and then gone with all that runs in it. Raises `ConfigError` where there can be none."""
 
-    def __init__(self, limit: int, root: Path = Path("/")) -> None:
+    def __init__(self, limit: int, root: Path = ROOT) -> None:
         self.limit = limit
         self._own, self._old = _own_group(root)
         self._path = (self._own if self._old else root / "sys/fs/cgroup") / f"{_NAME}{os.getpid()}"
@@ -83,18 +84,10 @@ class MemoryGroup:
 
 def _own_group(root: Path) -> tuple[Path, bool]:
     """The group of this process, and whether it is of version 1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError as error:
-        raise _refusal(error) from None
-    found = {names: path.strip("/") for _, names, path in (line.split(":", 2) for line in lines)}
-    groups = root / "sys/fs/cgroup"
-    for names, path in found.items():
-        if "memory" in names.split(","):
-            own = groups / "memory" / path  # a container may see its own as the top
-            return (own if own.is_dir() else groups / "memory"), True
-    own = groups / found.get("", "")
-    return (own if own.is_dir() else groups), False
+    for version, group in groups_of("memory", root):
+        if group.is_dir():  # a container may see its own as the top
+            return group, version == 1
+    raise _refusal("this process is in none that counts it")
 
 
 def _sweep(parent: Path) -> None:
@@ -106,10 +99,10 @@ def _sweep(parent: Path) -> None:
                 left.rmdir()
 
 
-def _refusal(error: OSError) -> ConfigError:
+def _refusal(reason: OSError | str) -> ConfigError:
     return ConfigError(
-        f"there can be no control group for memory here ({error}): it needs Linux, root, and a container that may make "
-        "groups; `systemd-run --scope -p MemoryMax=SIZE -p MemorySwapMax=0 COMMAND` makes one where systemd runs"
+        f"there can be no control group for memory here ({reason}): it needs Linux, root, and a container that may "
+        "make groups; `systemd-run --scope -p MemoryMax=SIZE -p MemorySwapMax=0 COMMAND` makes one where systemd runs"
     )
 
 

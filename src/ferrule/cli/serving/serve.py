@@ -239,10 +239,11 @@ def serve(
         "max_context": max_context,
         "threads": threads,
     }
+    whole_experts = expert_parallel or expert_exchange
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
-        whole = expert_parallel or expert_exchange
-        refuse_for_several({"--shares": shares, "--expert-parallel": whole, "--cp": cp, "--prefill-tp": prefill_tp})
+        refuse_for_several({"--shares": shares, "--expert-parallel": whole_experts})
+        refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -268,7 +269,6 @@ def serve(
     refuse_apart(
         prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None, cp=cp is not None
     )
-    whole_experts = expert_parallel or expert_exchange
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
     saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts, cp=cp)
     if saved is not None and device is None:
