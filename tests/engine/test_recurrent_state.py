@@ -18,7 +18,9 @@ from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
 
-CLOSE = 1e-4
+CLOSE = 5e-5
+BATCHED_CLOSE = 1e-4
+"""Of a batch to each sequence by itself: Qwen3-Next is 6.6e-5 away on processors without AVX-512."""
 QUICK = ("lfm2", "qwen3_next")
 WAITED = {"kimi_linear": {"aten.add.Tensor makes a tensor whose size depends on numbers"}}
 """By the reference code of transformers."""
@@ -85,7 +87,7 @@ def test_sequences_at_different_places_share_a_batch(name: str, tmp_path: Path, 
             [("c", 11), ("b", 14), ("c", 2), ("a", 11)], [("c", 3)]]  # fmt: skip
     for logits, expected in zip(found, ends, strict=True):
         for row, (key, end) in zip(logits, expected, strict=True):
-            assert (row - whole[key][end - 1]).abs().max() < CLOSE, (key, end)
+            assert (row - whole[key][end - 1]).abs().max() < BATCHED_CLOSE, (key, end)
     machines[0].waits.clear()
     runners[0].run(Batch((Span(3, 11, 4, True), Span(2, 14, 1, True), Span(1, 3, 1, True)), (*c[11:15], b[14], c[3])))
     assert set(machines[0].waits) == WAITED.get(name, set()), "the host waits for nothing else in a step"

@@ -56,6 +56,15 @@ def add(identity: int, prompt: tuple[int, ...], made: tuple[int, ...] = (), **pa
     return Add(identity, prompt, made, SamplingParams(**given))
 
 
+def speculated_turns() -> list[Any]:
+    """Greedy and sampled answers; the second turn begins with blocks of the first, answers included."""
+    first = add(1, prompt(1, 40), max_tokens=BLOCK + 6)
+    return [
+        [first, add(2, prompt(2, 70), max_tokens=30, temperature=1.0, seed=3, frequency_penalty=0.3)],
+        [add(3, (*prompt(1, 40), *prompt(3, 9)), max_tokens=20), add(4, first.prompt, max_tokens=2 * BLOCK, seed=1)],
+    ]
+
+
 BEGINNING = prompt(1, 2 * BLOCK + 5)
 """Two blocks and a bit."""
 Requests = list[list[tuple[int, int, int]]]

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from prefix_ranks import Answers, add, answers, prompt
+from prefix_ranks import Answers, add, answers, prompt, speculated_turns
 from safetensors.torch import load_file, save_file
 from tiny_adapters import make_adapter
 from tiny_models import make
 
 from ferrule.engine.messages import Cancel
 from ferrule.engine.options import parse_adapters
-from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.driver.drafting import Drafting
 from ferrule.engine.rank.driver.guesses import Guesses
 from ferrule.engine.rank.step.runner import StepRunner
@@ -56,14 +55,6 @@ def drafting(found: Answers) -> Drafting:
     return found.driver.speculation
 
 
-def turns() -> list[Any]:
-    first = add(1, prompt(1, 40), max_tokens=BLOCK + 6)
-    return [
-        [first, add(2, prompt(2, 70), max_tokens=30, temperature=1.0, seed=3, frequency_penalty=0.3)],
-        [add(3, (*prompt(1, 40), *prompt(3, 9)), max_tokens=20), add(4, first.prompt, max_tokens=2 * BLOCK, seed=1)],
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "split", "runner"),
     [
@@ -78,7 +69,8 @@ def turns() -> list[Any]:
 def test_answers_are_the_same(name: str, split: tuple[int, int], runner: Any, tmp_path: Path) -> None:
     """Greedy and sampled ones; the second turn begins with blocks of the first, answers included."""
     directory = make(name, tmp_path / "model")
-    used = drafting(check(directory, alike(directory, tmp_path / "draft"), turns(), split=split, runner=runner))
+    draft = alike(directory, tmp_path / "draft")
+    used = drafting(check(directory, draft, speculated_turns(), split=split, runner=runner))
     assert used.drafted > used.accepted > used.drafted // 10
     assert used.draft.seconds.known
 

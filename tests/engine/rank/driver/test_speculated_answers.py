@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from plugged import emulated
-from prefix_ranks import Answers, add, answers, prompt
+from prefix_ranks import Answers, add, answers, prompt, speculated_turns
 from tiny_adapters import make_adapter
 from tiny_models import long_rope, make
 
@@ -62,14 +62,6 @@ def check(directory: Path, turns: list[Any], patch: pytest.MonkeyPatch, least: i
     return found
 
 
-def turns() -> list[Any]:
-    first = add(1, prompt(1, 40), max_tokens=BLOCK + 6)
-    return [
-        [first, add(2, prompt(2, 70), max_tokens=30, temperature=1.0, seed=3, frequency_penalty=0.3)],
-        [add(3, (*prompt(1, 40), *prompt(3, 9)), max_tokens=20), add(4, first.prompt, max_tokens=2 * BLOCK, seed=1)],
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "split", "runner"),
     [
@@ -85,7 +77,7 @@ def test_answers_are_the_same(
     name: str, split: tuple[int, int], runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and sampled ones; the second turn begins with blocks of the first, answers included."""
-    check(make(name, tmp_path), turns(), monkeypatch, split=split, runner=runner)
+    check(make(name, tmp_path), speculated_turns(), monkeypatch, split=split, runner=runner)
 
 
 def test_what_was_foretold_takes_fewer_steps(tmp_path: Path) -> None:
