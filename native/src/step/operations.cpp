@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/numbers.h"
+#include "step/tokens.h"
 
 namespace ferrule {
 
@@ -134,9 +135,7 @@ void Reduce::run(Step& step) {
   } else if (summed) {
     wire_.resize(numbers * element_bytes(element));
     result = wire_.data();
-    each_row(step, [&](std::size_t i) {
-      kernels.narrow(element, source.row(i), source.width, wire_.data() + i * source.width * element_bytes(element));
-    });
+    narrow_rows(step, source.data, source.width, step.count, source.width, element, wire_.data());
     step.all_reduce(*step.machine.group, wire_.data(), numbers, element);
   }
   each_row(step, [&](std::size_t i) {

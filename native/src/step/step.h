@@ -63,8 +63,7 @@ struct Machine {
   Group* group = nullptr;  // of the ranks that share the layers; nullptr: alone
   int group_size = 1;
   int group_rank = 0;
-  Group* context =
-      nullptr;  // of the ranks that have other pages of the cache, in the order of its stripe; nullptr: none
+  Group* context = nullptr;  // of the ranks with other pages of the cache, by their place in its stripe; nullptr: none
   Element wire = Element::bf16;  // in which sums travel
   Precision precision = Precision::fast;
   std::vector<RotaryTable> rotary;

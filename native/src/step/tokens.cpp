@@ -4,11 +4,11 @@
 
 namespace ferrule {
 
-void narrow_rows(const Step& step, const float* from, std::size_t stride, std::size_t count, std::size_t width,
+void narrow_rows(Step& step, const float* from, std::size_t stride, std::size_t count, std::size_t width,
                  Element element, std::uint8_t* to) {
-  for (std::size_t i = 0; i < count; ++i) {
+  each_of(step, count, [&](std::size_t i) {
     step.machine.kernels.narrow(element, from + i * stride, width, to + i * width * element_bytes(element));
-  }
+  });
 }
 
 void widen_row(const Step& step, const std::uint8_t* from, std::size_t count, Element element, bool add, float* to) {
@@ -21,7 +21,7 @@ void ReduceScatter::run(Step& step) {
   const Element element = step.machine.wire;
   const auto ranks = static_cast<std::size_t>(step.machine.group_size);
   const auto own = static_cast<std::size_t>(step.machine.group_rank);
-  const std::size_t rows = step.positions.size(), width = all.width, bytes = width * element_bytes(element);
+  const std::size_t rows = step.total, width = all.width, bytes = width * element_bytes(element);
   const std::size_t first = step.border(own), count = step.border(own + 1) - first;
   wire_.sent.resize(rows * bytes);
   wire_.received.resize(ranks * count * bytes);
@@ -44,7 +44,7 @@ void AllGather::run(Step& step) { gather_rows(step, reg, exact ? Element::f32 : 
 void gather_rows(Step& step, std::size_t reg, Element element, Wire& wire) {
   Register& all = step.machine.registers[reg];
   const auto ranks = static_cast<std::size_t>(step.machine.group_size);
-  const std::size_t rows = step.positions.size(), width = all.width, bytes = width * element_bytes(element);
+  const std::size_t rows = step.total, width = all.width, bytes = width * element_bytes(element);
   const std::size_t own = step.count * bytes;
   wire.sent.resize(ranks * own);
   wire.received.resize(rows * bytes);

@@ -32,7 +32,7 @@ struct AllGather final : StepOperation {
 void gather_rows(Step& step, std::size_t reg, Element element, Wire& wire);
 
 // Rows of `from` (`width` numbers each, `stride` apart) as they travel, one behind the other.
-void narrow_rows(const Step& step, const float* from, std::size_t stride, std::size_t count, std::size_t width,
+void narrow_rows(Step& step, const float* from, std::size_t stride, std::size_t count, std::size_t width,
                  Element element, std::uint8_t* to);
 // `to` becomes (or `add`: has added) what has travelled as `from`: `count` numbers.
 void widen_row(const Step& step, const std::uint8_t* from, std::size_t count, Element element, bool add, float* to);
