@@ -42,8 +42,8 @@ class Room(NamedTuple):
 class Launch:
     """What a guest is to run. ``model``: a directory, or a GGUF file. ``room``: for which it must have room at least:
     how long a sequence may be, and how many run at once; before `Guest.room` was asked, what was asked for.
-    ``threads``: of the processor, for all it does. ``socket``: path of the Unix socket on which its server is to
-    listen, in a directory of this user alone. ``lab``: an emulated one, on whose hosts the ranks of ``plan`` run in
+    ``threads``: of the processor, for each rank of ``plan``. ``socket``: path of the Unix socket on which its server is
+    to listen, in a directory of this user alone. ``lab``: an emulated one, on whose hosts the ranks of ``plan`` run in
     turn; None: on this machine."""
 
     program: Program

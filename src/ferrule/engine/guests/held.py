@@ -26,16 +26,24 @@ _log = logging.getLogger(__name__)
 
 class HeldProcess:
     """``name``: for people. ``environment``: variables beside this process's own, None for one that it does not have;
-    it has none whose names speak of secrets. Started by the thread of the event loop. Raises `ModelUnavailable` where
-    that cannot be now."""
+    it has none whose names speak of secrets. ``begin``: of the line by which it says that it is ready. Started by the
+    thread of the event loop. Raises `ModelUnavailable` where that cannot be now."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str | None] | None = None,
+        *,
+        begin: str | None = None,
+    ) -> None:
         self.name = name
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when it has ended: how, in words."""
         self._words: deque[str] = deque(maxlen=_LINES)
-        self._rest = b""
-        self._awaited: tuple[str, asyncio.Future[str]] | None = None
+        self._rests: dict[int, bytes] = {}
+        self._begin = begin
+        self._said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._outputs = Outputs(self._printed)
         with self._outputs.of(0) as (out, errors):
             try:
@@ -54,16 +62,12 @@ class HeldProcess:
             asyncio.get_running_loop().add_reader(fd, self._forward, fd)
         when_ended(self._process, self._ended)
 
-    async def line(self, begin: str, seconds: float) -> str:
-        """The rest of the first line that it prints with this ``begin``. Raises `EngineError` where it ends before, or
-        after so many ``seconds``."""
-        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._awaited = (begin, found)
-        for text in self._words:
-            self._look_for(text)
-        await asyncio.wait([found, self.lost], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if found.done():
-            return found.result()
+    async def ready(self, seconds: float) -> str:
+        """The rest of the line by which it says that it is ready. Raises `EngineError` where it ends before, or after
+        so many ``seconds``."""
+        await asyncio.wait([self._said, self.lost], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._said.done():
+            return self._said.result()
         how = self.lost.result() if self.lost.done() else f"was not ready within {seconds:g} s"
         raise EngineError(f"{self.name} {how}{self.words}")
 
@@ -102,17 +106,15 @@ class HeldProcess:
         self._outputs.close()
 
     def _printed(self, rank: int, stream: int, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data)[-(1 << 16) :].split(b"\n")
+        *lines, rest = (self._rests.get(stream, b"") + data).split(b"\n")
+        self._rests[stream] = rest[:_LINE_BYTES]
         for line in lines:
             text = line[:_LINE_BYTES].decode(errors="replace").strip()
             if text:
                 _log.debug("%s: %s", self.name, text)
                 self._words.append(text)
-                self._look_for(text)
-
-    def _look_for(self, text: str) -> None:
-        if self._awaited is not None and text.startswith(self._awaited[0]) and not self._awaited[1].done():
-            self._awaited[1].set_result(text.removeprefix(self._awaited[0]))
+                if self._begin is not None and text.startswith(self._begin) and not self._said.done():
+                    self._said.set_result(text.removeprefix(self._begin))
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:

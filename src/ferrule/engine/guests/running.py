@@ -84,7 +84,7 @@ class Running:
             self._server = HeldProcess(self.guest.name, command.line, command.environment)
             self._stack.push_async_callback(self._server.stop)
             self._follow(self._server.lost)
-            self._client = await self._stack.enter_async_context(_client(self.launch.socket))
+            self._client = await self._stack.enter_async_context(client_of(self.launch.socket))
             await self._until_healthy()
             await self._read_facts()
             watch = asyncio.create_task(self._look_after(), name=f"health of {self.guest.name}")
@@ -174,7 +174,7 @@ async def bring_up(guest: Guest, launch: Launch) -> Running:
     return running
 
 
-def _client(socket: Path) -> httpx.AsyncClient:
+def client_of(socket: Path) -> httpx.AsyncClient:
     """Client of the server behind a Unix socket: as many connections at once as there are requests."""
     import httpx
 

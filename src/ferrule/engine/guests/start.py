@@ -93,7 +93,7 @@ async def start_guest(
         model.plan,
         options,
         Room(options.max_context or model.longest, options.max_sequences),
-        rank_threads(options.threads, 1),
+        rank_threads(options.threads, model.plan.world_size),
         lab=lab,
     )
     launch = replace(launch, room=guest.room(launch))

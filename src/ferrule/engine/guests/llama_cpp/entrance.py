@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 from ferrule.cluster.tunnel import near_end
 from ferrule.config import parse_address
-from ferrule.engine.guests.llama_cpp.worker import KEY, READY
+from ferrule.engine.guests.llama_cpp.worker import KEY, say_ready
 
 
 async def run(places: Sequence[str]) -> None:
     key = bytes.fromhex(os.environ.pop(KEY))
     ends = [await near_end(key, parse_address(place, "address")) for place in places]
     ports = ",".join(str(end.sockets[0].getsockname()[1]) for end in ends)
-    print(f"{READY}{ports}", flush=True)  # noqa: T201
+    say_ready(ports)
     await asyncio.gather(*(end.serve_forever() for end in ends))
 
 

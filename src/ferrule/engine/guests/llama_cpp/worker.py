@@ -29,6 +29,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def say_ready(ports: object) -> None:
+    """In one write: others print on the same stream."""
+    sys.stdout.write(f"{READY}{ports}\n")
+    sys.stdout.flush()
+
+
 async def run(program: str, threads: str, address: str) -> int:
     key = bytes.fromhex(os.environ.pop(KEY))
     port = free_port()
@@ -47,7 +53,7 @@ async def run(program: str, threads: str, address: str) -> int:
     if server.returncode is None and address != "-":
         listener = await far_end(key, (address, 0), (LOOPBACK, port))
         port = listener.sockets[0].getsockname()[1]
-    print(f"{READY}{port}", flush=True)  # noqa: T201
+    say_ready(port)
     return await server.wait()
 
 

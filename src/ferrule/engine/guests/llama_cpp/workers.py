@@ -69,7 +69,7 @@ async def _started(
     line = [sys.executable, "-m", *arguments]
     if launch.lab is not None:
         line = launch.lab.command(rank % launch.lab.size, line)
-    process = HeldProcess(name, line, key)
+    process = HeldProcess(name, line, key, begin=READY)
     stack.push_async_callback(process.stop)
 
     def tell(ended: asyncio.Future[str]) -> None:
@@ -82,5 +82,5 @@ async def _started(
 
 async def _ready(process: HeldProcess) -> list[int]:
     """The ports that it says."""
-    said = await process.line(READY, START_SECONDS + _MARGIN_SECONDS)
+    said = await process.ready(START_SECONDS + _MARGIN_SECONDS)
     return [int(port) for port in said.split(",")]
