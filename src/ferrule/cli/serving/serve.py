@@ -12,6 +12,7 @@ import typer
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
 from ferrule.cli.serving.apart import refuse_apart, run_apart
+from ferrule.cli.serving.engines import AUTO, OWN, EngineName, guest_for, refuse_guest, run_guest
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -51,8 +52,15 @@ from ferrule.cli.serving.options import (
     tensor_of,
     tls_of,
 )
-from ferrule.cli.serving.replicas import parse_replicas, run_replicas
-from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
+from ferrule.cli.serving.replicas import ReplicasFlag, parse_replicas, run_replicas
+from ferrule.cli.serving.several import (
+    AliasFlags,
+    MemoryLimit,
+    ModelsFile,
+    refuse_for_several,
+    run_several,
+    wanted_models,
+)
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
@@ -198,30 +206,12 @@ def serve(
         str,
         typer.Option(metavar="NAME", help="Format of the model's tool calls; auto: by its chat template; or none."),
     ] = "auto",
-    models: Annotated[
-        Path | None, typer.Option("--models", metavar="FILE", help="Several models: TOML with tables [models.NAME].")
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
-        ),
-    ] = None,
-    replicas: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto", help="Whole copies of the model behind one address; auto: as many as the planner says."
-        ),
-    ] = None,
+    models: ModelsFile = None,
+    alias: AliasFlags = None,
+    replicas: ReplicasFlag = None,
     prefill_tp: PrefillTp = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FERRULE_MEMORY_LIMIT",
-            metavar="SIZE",
-            help="Of several models: memory for all, such as 48GiB; in a cluster on each device.",
-        ),
-    ] = None,
+    memory_limit: MemoryLimit = None,
+    engine: EngineName = AUTO,
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -244,6 +234,7 @@ def serve(
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         refuse_for_several({"--shares": shares, "--expert-parallel": whole_experts})
         refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp})
+        refuse_guest(engine, "several models")
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -288,6 +279,7 @@ def serve(
     origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
         require("serve", "ferrule serve")
+        refuse_guest(engine, "the hosts of a cluster", "leave it out, or serve on this machine alone: --here")
         from ferrule.cli.cluster.models import cluster_hosts, offered, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
         from ferrule.serve.models import Aliases
@@ -353,7 +345,7 @@ def serve(
 
     split = any(given is not None for given in (tp, pp, cp))
     ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
-    alone = not several and copies is None and prefill_tp is None
+    alone = not several and copies is None and prefill_tp is None and engine in (AUTO, OWN)
     with (
         listen(
             host,
@@ -393,6 +385,13 @@ def serve(
             **own,
             **common,
         )
+        only = {"--plan": plan, "--replicas": copies, "--prefill-tp": prefill_tp}
+        guest = guest_for(console, engine, options, only, demo=demo)
+        make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
+        if guest is not None:
+            make_room()
+            run_guest(console, guest, options, front, tool_parser=tool_parser, aliases=aliases)
+            return
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
             return
@@ -400,7 +399,6 @@ def serve(
             served = {"tool_parser": tool_parser, "aliases": aliases}
             run_apart(console, options, prefill_tp, split=split, demo=demo, front=front, **served)
             return
-        make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         if saved is None:
             place = placing(console, options, make_room, split=split, demo=demo)
         else:
