@@ -3,7 +3,8 @@ whose next token follows from all before. It needs nothing but Python, so that i
 
 ``FAKE_LLAMA`` (JSON) makes it do wrong: ``unhealthy``: always; ``dies``: with these words, when it is started;
 ``crash``: when a prompt begins with this token; ``garbage``, ``cut``: an answer to such a prompt is none, has no end.
-``tells``: each token has its event. Each request is appended to ``log``, and a line when its client hangs up.
+``tells``: each token has its event. ``vocabulary``: how many tokens it has. Each request is appended to ``log``, and
+a line when its client hangs up.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ CONTEXT = 512
 STEP_SECONDS = 0.001
 
 
-def next_token(tokens: list[int], seed: int = 0) -> int:
+def next_token(tokens: list[int], seed: int = 0, vocabulary: int = VOCABULARY) -> int:
     """Greedy with seed 0. Never `END`, and never one of the first tokens, which prompts of tests begin with."""
     mixed = 0
     for token in tokens[-8:]:
         mixed = (mixed * 31 + token + 1) % 1_000_003
-    return 100 + (mixed + seed * 7919 + 13 * len(tokens)) % (VOCABULARY - 100)
+    return 100 + (mixed + seed * 7919 + 13 * len(tokens)) % (vocabulary - 100)
 
 
-def answer(prompt: list[int], count: int, seed: int = 0) -> list[int]:
+def answer(prompt: list[int], count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens, seed))
+        tokens.append(next_token(tokens, seed, vocabulary))
     return tokens[len(prompt) :]
 
 
 class Server:
     def __init__(self, order: dict[str, object], slots: int) -> None:
         self.order, self.slots = order, threading.Semaphore(slots)
+        self.vocabulary = int(order.get("vocabulary", VOCABULARY))
         self.lock = threading.Lock()
 
     def note(self, what: object) -> None:
@@ -92,7 +94,7 @@ class Server:
             whole(connection, 400, fault(400, "no such thing"))
             return
         if not asked["stream"]:
-            made = answer(prompt, asked["n_predict"], self.seed(asked))
+            made = answer(prompt, asked["n_predict"], self.seed(asked), self.vocabulary)
             whole(connection, 200, event(made, len(made), asked) | {"stop": True, "stop_type": "limit"})
             return
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -105,7 +107,7 @@ class Server:
         for count in range(1, asked["n_predict"] + 1):
             threading.Event().wait(STEP_SECONDS)
             ended = prompt[0] == 3 and count == 4
-            tokens.append(END if ended else next_token(tokens, self.seed(asked)))
+            tokens.append(END if ended else next_token(tokens, self.seed(asked), self.vocabulary))
             if tokens[-1] % UNTOLD or "tells" in self.order:
                 send(connection, event(tokens[-1:], count, asked))
             if ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,17 @@ def test_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--cache-type-k q8_0" in line(kv_cache="int8")
     assert "--no-cache-prompt" in line(prefix_cache=False)
     assert "--n-gpu-layers 9999 --split-mode none --main-gpu 1" in line(device="cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("said", "fits"), [("Available devices:\n  CUDA0: H100 (80 GiB)\n", True), ("(none)\n", False)]
+)
+def test_a_device_that_the_build_does_not_find(monkeypatch: pytest.MonkeyPatch, said: str, fits: bool) -> None:
+    monkeypatch.setattr(module, "said_by", lambda program, *arguments: said)
+    monkeypatch.setattr(module, "_flags", lambda program: frozenset({"--list-devices"}))
+    monkeypatch.setattr(LlamaCpp, "find", lambda self: Program(Path("/bin/llama-server")))
+    with nullcontext() if fits else pytest.raises(ConfigError, match="finds no device beside the processor"):
+        LlamaCpp().check(Path("model.gguf"), demo()[0], EngineOptions("m", device="cuda"))
 
 
 def test_what_it_does_not_run_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

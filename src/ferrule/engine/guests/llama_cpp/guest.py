@@ -58,6 +58,7 @@ _WHERE_KNOWN: Final = (
 """Flags for builds that have them."""
 _LEVELS: Final = re.compile(r"\b2: warning")
 """Of its log; builds of another age mean other things by them."""
+_DEVICE: Final = re.compile(r"^ +(?!CPU)\w+: ", re.MULTILINE)
 _VERSION: Final = re.compile(r"version: (.+)")
 
 
@@ -93,6 +94,8 @@ class LlamaCpp(Guest):
             )
         if options.dtype not in ("auto", "float32"):
             raise ConfigError(f"--dtype {options.dtype}: llama.cpp chooses by itself what it computes in; leave it out")
+        if options.device not in (CPU, AUTO):
+            self._check_device(options.device)
         if options.pipeline > 1:
             if "," in options.device:
                 raise ConfigError(f"--device {options.device}: with --pp each rank of llama.cpp takes the same device")
@@ -101,6 +104,17 @@ class LlamaCpp(Guest):
                     f"--pp {options.pipeline}: llama.cpp needs {WORKER_NAMES[0]} for that, which is not on the PATH; "
                     "build it with -DGGML_RPC=ON"
                 )
+
+    def _check_device(self, device: str) -> None:
+        """Raises `ConfigError` where this build says that it finds no device."""
+        program = self.find()
+        if program is None or "--list-devices" not in _flags(program):
+            return
+        if not _DEVICE.search(said_by(program, "--list-devices")):
+            raise ConfigError(
+                f"--device {device}: {program.path} finds no device beside the processor; take a build for it, or "
+                "leave --device out"
+            )
 
     def room(self, launch: Launch) -> Room:
         if not _on_processor(launch.options):
