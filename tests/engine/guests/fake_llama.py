@@ -148,6 +148,35 @@ def whole(connection: socket.socket, status: int, said: dict[str, object]) -> No
     connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
 
+def echo(host: str, port: int) -> None:
+    """What an rpc-server does here: say again what it hears, to one after the other."""
+    with socket.create_server((host, port)) as listener:
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data)
+
+
+def hold(places: list[str]) -> None:
+    """Keep a connection to each worker, and die with the first that is lost, as llama-server does."""
+    connections = []
+    for place in places:
+        host, _, port = place.rpartition(":")
+        connections.append(socket.create_connection((host, int(port))))
+    while all(heard(each) for each in connections):
+        threading.Event().wait(0.02)
+    os._exit(1)
+
+
+def heard(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"hello")
+        return connection.recv(5, socket.MSG_WAITALL) == b"hello"
+    except OSError:
+        return False
+
+
 def main(arguments: list[str]) -> int:
     if "--version" in arguments or "--help" in arguments:
         sys.stdout.write("version: 1 (fake)\n--offline --fit [on|off]\n")
@@ -157,6 +186,10 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{order['dies']}\n")
         return 3
     given = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    if Path(sys.argv[0]).name == "rpc-server":
+        echo(given["--host"], int(given["--port"]))
+    if "--rpc" in given:
+        threading.Thread(target=hold, args=(given["--rpc"].split(","),), daemon=True).start()
     Server(order, int(given["--parallel"])).serve(given["--host"])
     return 0
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ferrule.cli.serving.front import Front
+    from ferrule.cluster.home import ClusterHome
     from ferrule.engine import Engine, EngineOptions
     from ferrule.engine.guests.guest import Guest
+    from ferrule.engine.guests.members import Members
     from ferrule.engine.host.speed import Speed
 
 AUTO, OWN = "auto", "ferrule"
@@ -67,15 +69,37 @@ def guest_for(
     return guest
 
 
-def run_guest(console: Console, guest: Guest, options: EngineOptions, front: Front, **served: Any) -> None:
-    """Serve one model by a guest until it is stopped. ``served``: further options of `Front.run`."""
+def members_of(home: ClusterHome, hosts: str) -> Members:
+    """Those of the cluster's hosts that ``--hosts`` names. Raises `ConfigError` and `ClusterError`."""
+    from ferrule.cluster.client import ask
+    from ferrule.cluster.messages import GetStatus
+    from ferrule.engine.guests.members import Members
+
+    up = {each.name: each for each in ask(home, GetStatus()).hosts if each.is_up}
+    named = [each.strip() for each in hosts.split(",")]
+    away = [each for each in named if each not in up]
+    if away:
+        raise ConfigError(f"--hosts: {away[0]} is no host of the cluster {home.name!r} that is up; see ferrule status")
+    return Members(home, tuple(None if up[each].host == home.settings.host else up[each] for each in named))
+
+
+def run_guest(
+    console: Console, guest: Guest, options: EngineOptions, front: Front, members: Members | None, **served: Any
+) -> None:
+    """Serve one model by a guest until it is stopped, its ranks on ``members`` of the cluster, or all here.
+    ``served``: further options of `Front.run`."""
+    from dataclasses import replace
+
     from ferrule.cli.display import Loading
     from ferrule.engine.guests.start import start_guest
     from ferrule.engine.host.speed import speed_of
 
+    if members is not None and options.pipeline == 1:
+        options = replace(options, pipeline=len(members.hosts))
+
     async def load() -> tuple[Engine, Speed | None]:
         with Loading(console) as loading:
-            engine = await start_guest(guest, options, loading)
+            engine = await start_guest(guest, options, loading, members=members)
             return engine, await speed_of(engine, None)
 
     front.run_engine(console, load, **served)

@@ -12,7 +12,7 @@ import typer
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
 from ferrule.cli.serving.apart import refuse_apart, run_apart
-from ferrule.cli.serving.engines import AUTO, OWN, EngineName, guest_for, refuse_guest, run_guest
+from ferrule.cli.serving.engines import AUTO, OWN, EngineName, guest_for, members_of, refuse_guest, run_guest
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -222,6 +222,9 @@ def serve(
     given = model or []
     several: list[Wanted] = []
     home = None if here else running_cluster()
+    workers = None  # the hosts of a guest's ranks, whose server is this process
+    if home is not None and hosts is not None and engine not in (AUTO, OWN):
+        workers, home = members_of(home, hosts), None
     own: ModelOptions = {
         "dtype": dtype,
         "weights": weights,
@@ -279,7 +282,7 @@ def serve(
     origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
         require("serve", "ferrule serve")
-        refuse_guest(engine, "the hosts of a cluster", "leave it out, or serve on this machine alone: --here")
+        refuse_guest(engine, "a cluster that chooses hosts by itself", "name them (--hosts), or say --here")
         from ferrule.cli.cluster.models import cluster_hosts, offered, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
         from ferrule.serve.models import Aliases
@@ -332,7 +335,7 @@ def serve(
         )
         serve_on_cluster(console, home, name, port, desired)
         return
-    if hosts is not None:
+    if hosts is not None and workers is None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
     if saved is not None:
@@ -390,7 +393,7 @@ def serve(
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         if guest is not None:
             make_room()
-            run_guest(console, guest, options, front, tool_parser=tool_parser, aliases=aliases)
+            run_guest(console, guest, options, front, workers, tool_parser=tool_parser, aliases=aliases)
             return
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)

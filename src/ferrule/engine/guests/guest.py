@@ -16,6 +16,7 @@ from ferrule.engine.abilities import Abilities
 from ferrule.engine.types import FinishReason, RankInfo, SamplingParams, Token
 
 if TYPE_CHECKING:
+    from ferrule.engine.guests.members import Members
     from ferrule.engine.options import EngineOptions
     from ferrule.lab import Lab
     from ferrule.model import ModelSpec
@@ -44,7 +45,7 @@ class Launch:
     how long a sequence may be, and how many run at once; before `Guest.room` was asked, what was asked for.
     ``threads``: of the processor, for each rank of ``plan``. ``socket``: path of the Unix socket on which its server is
     to listen, in a directory of this user alone. ``lab``: an emulated one, on whose hosts the ranks of ``plan`` run in
-    turn; None: on this machine."""
+    turn; ``members``: hosts of the cluster, instead; None and None: on this machine."""
 
     program: Program
     model: Path
@@ -56,6 +57,14 @@ class Launch:
     threads: int
     socket: Path = Path()
     lab: Lab | None = None
+    members: Members | None = None
+
+    def host(self, rank: int) -> str:
+        """Name of a rank's host; empty for this machine."""
+        if self.lab is not None:
+            return self.lab.name(rank % self.lab.size)
+        member = None if self.members is None else self.members.host(rank)
+        return "" if member is None else member.name
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ferrule.model.gguf import full_path, gguf_file
 from ferrule.plan import Plan
 
 if TYPE_CHECKING:
+    from ferrule.engine.guests.members import Members
     from ferrule.lab import Lab
 
 FLAGS: Final[Mapping[str, str]] = {
@@ -76,10 +77,11 @@ async def start_guest(
     on_progress: ProgressCallback | None = None,
     *,
     lab: Lab | None = None,
+    members: Members | None = None,
 ) -> GuestEngine:
     """Find and check the model, and load it by ``guest``. Raises `ModelError`, `PlanError` or `ConfigError` before any
-    process is started where the files or the options are at fault, `EngineError` where the guest fails. ``lab``: as of
-    `Launch`."""
+    process is started where the files or the options are at fault, `EngineError` where the guest fails. ``lab`` and
+    ``members``: as of `Launch`."""
     program = found(guest)
     check_options(guest, options)
     model = await prepared(options, lambda spec: plan_of(options, spec), on_progress, unknown=guest.unknown)
@@ -93,8 +95,9 @@ async def start_guest(
         model.plan,
         options,
         Room(options.max_context or model.longest, options.max_sequences),
-        rank_threads(options.threads, model.plan.world_size),
+        rank_threads(options.threads, 1 if members is not None else model.plan.world_size),
         lab=lab,
+        members=members,
     )
     launch = replace(launch, room=guest.room(launch))
     engine = GuestEngine(guest, launch, model)

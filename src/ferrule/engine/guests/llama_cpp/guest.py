@@ -27,7 +27,8 @@ from ferrule.engine.guests.guest import (
     said_by,
 )
 from ferrule.engine.guests.llama_cpp.answer import Event, Stream, post_of, whole_of
-from ferrule.engine.guests.llama_cpp.workers import WORKER_NAMES, workers
+from ferrule.engine.guests.llama_cpp.worker import WORKER_NAMES
+from ferrule.engine.guests.llama_cpp.workers import workers
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.types import RankInfo
 from ferrule.errors import ConfigError, ModelError, PlanError
@@ -137,8 +138,8 @@ class LlamaCpp(Guest):
             yield Command([*line, *over], lost=lost)
 
     def ranks(self, launch: Launch, pid: int) -> tuple[RankInfo, ...]:
-        stages, lab = launch.plan.stages, launch.lab
-        hosts = ["" if lab is None else lab.name(rank % lab.size) for rank in range(len(stages))]
+        stages = launch.plan.stages
+        hosts = [launch.host(rank) for rank in range(len(stages))]
         sizes = [launch.spec.rank_bytes(first_layer=each.first_layer, last_layer=each.last_layer) for each in stages]
         over = "rpc" if len(stages) > 1 else ""
         return tuple(
