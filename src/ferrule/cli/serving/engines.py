@@ -69,8 +69,11 @@ def guest_for(
     return guest
 
 
-def members_of(home: ClusterHome, hosts: str) -> Members:
-    """Those of the cluster's hosts that ``--hosts`` names. Raises `ConfigError` and `ClusterError`."""
+def members_of(home: ClusterHome | None, hosts: str | None, engine: str) -> Members | None:
+    """Those of the cluster's hosts that ``--hosts`` names for the ranks of a guest; None where it has no say. Raises
+    `ConfigError` and `ClusterError`."""
+    if home is None or hosts is None or engine in (AUTO, OWN):
+        return None
     from ferrule.cluster.client import ask
     from ferrule.cluster.messages import GetStatus
     from ferrule.engine.guests.members import Members

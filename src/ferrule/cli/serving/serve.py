@@ -43,6 +43,10 @@ from ferrule.cli.serving.models_file import Wanted
 from ferrule.cli.serving.options import (
     CommonOptions,
     ModelOptions,
+    PlainHttp,
+    SslCertfile,
+    SslKeyfile,
+    TlsSelf,
     adapters_of,
     origins_of,
     prefix_disk_of,
@@ -73,7 +77,6 @@ from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
 
 DEFAULT_PORT = 8420
-
 EXAMPLES = (
     "Examples:\n\n"
     "ferrule serve --demo\n\n"
@@ -125,22 +128,10 @@ def serve(
             help="What clients must send. Better given by the variable: flags are seen in process lists.",
         ),
     ] = None,
-    ssl_certfile: Annotated[
-        Path | None,
-        typer.Option(envvar="FERRULE_SSL_CERTFILE", metavar="FILE", help="Serve https with this certificate (PEM)."),
-    ] = None,
-    ssl_keyfile: Annotated[
-        Path | None,
-        typer.Option(envvar="FERRULE_SSL_KEYFILE", metavar="FILE", help="Its key; left out, in the same file."),
-    ] = None,
-    tls_self: Annotated[
-        bool,
-        typer.Option("--tls-self", envvar="FERRULE_TLS_SELF", help="Serve https with a certificate made here, once."),
-    ] = False,
-    plain_http: Annotated[
-        bool,
-        typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
-    ] = False,
+    ssl_certfile: SslCertfile = None,
+    ssl_keyfile: SslKeyfile = None,
+    tls_self: TlsSelf = False,
+    plain_http: PlainHttp = False,
     allow_origin: Annotated[
         str | None,
         typer.Option(envvar="FERRULE_ALLOW_ORIGINS", metavar="URL,…", help="Let web pages of these origins use it."),
@@ -222,9 +213,8 @@ def serve(
     given = model or []
     several: list[Wanted] = []
     home = None if here else running_cluster()
-    workers = None  # the hosts of a guest's ranks, whose server is this process
-    if home is not None and hosts is not None and engine not in (AUTO, OWN):
-        workers, home = members_of(home, hosts), None
+    if (workers := members_of(home, hosts, engine)) is not None:  # of a guest, whose server is this process
+        home = None
     own: ModelOptions = {
         "dtype": dtype,
         "weights": weights,
@@ -388,18 +378,18 @@ def serve(
             **own,
             **common,
         )
-        only = {"--plan": plan, "--replicas": copies, "--prefill-tp": prefill_tp}
-        guest = guest_for(console, engine, options, only, demo=demo)
+        own_flags = {"--plan": plan, "--replicas": copies, "--prefill-tp": prefill_tp}
+        guest = guest_for(console, engine, options, own_flags, demo=demo)
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
+        served = {"tool_parser": tool_parser, "aliases": aliases}
         if guest is not None:
             make_room()
-            run_guest(console, guest, options, front, workers, tool_parser=tool_parser, aliases=aliases)
+            run_guest(console, guest, options, front, workers, **served)
             return
         if copies is not None:
-            run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
+            run_replicas(console, options, copies, split=split, front=front, **served)
             return
         if prefill_tp is not None:
-            served = {"tool_parser": tool_parser, "aliases": aliases}
             run_apart(console, options, prefill_tp, split=split, demo=demo, front=front, **served)
             return
         if saved is None:

@@ -12,8 +12,8 @@ _DATA = b"data:"
 
 
 async def events(chunks: AsyncIterable[bytes], name: str) -> AsyncIterator[bytes]:
-    """The data of each event in ``chunks``, whose lines are joined. Raises `EngineError` for one without end; ``name``:
-    of who says it."""
+    """The data of each event in ``chunks``, its lines joined; nothing of one that is cut off. Raises `EngineError` for
+    one without end; ``name``: of who says it."""
     rest = b""
     data: list[bytes] = []
     size = 0
@@ -29,8 +29,6 @@ async def events(chunks: AsyncIterable[bytes], name: str) -> AsyncIterator[bytes
                 data, size = [], 0
         if len(rest) + size > MOST_BYTES:
             raise EngineError(f"{name} sends an event of more than {MOST_BYTES:,} bytes")
-    if data:
-        yield b"\n".join(data)
 
 
 async def whole(chunks: AsyncIterable[bytes], name: str) -> bytes:
