@@ -13,7 +13,7 @@ from ferrule.engine.guests.registry import ENGINES, GUESTS, guest_named
 from ferrule.errors import ConfigError, ModelError
 from ferrule.plan.runtime import RUNTIMES, runtime_named
 
-PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "engines" / "README.md"
 ALL = ("llama.cpp", "vllm", "mlx")
 FOREIGN = ModelFacts("gguf", "x.gguf: blk.0 is of the type IQ1_S, which is not run here; get another")
 
