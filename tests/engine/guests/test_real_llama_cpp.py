@@ -17,7 +17,7 @@ from ferrule.engine import start
 from ferrule.engine.guests.engine import GuestEngine
 from ferrule.engine.guests.guest import on_path
 from ferrule.engine.guests.llama_cpp.guest import SERVER_NAMES, LlamaCpp
-from ferrule.engine.guests.llama_cpp.workers import WORKER_NAMES
+from ferrule.engine.guests.llama_cpp.worker import WORKER_NAMES
 from ferrule.engine.guests.start import start_guest
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.types import Constraint, Engine, SamplingParams
