@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
 from ferrule.process.system import exit_fd, has_exited, signal_group
@@ -32,7 +33,7 @@ def guarded(command: Sequence[str]) -> list[str]:
 
 def main(command: Sequence[str]) -> int:
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # as if the starter were gone
+    signal.signal(signal.SIGTERM, _hang_up)
     # In this process's group, so that whoever ends the group ends it, too.
     held = subprocess.Popen(tied(command), stdin=subprocess.DEVNULL)
     watch = exit_fd(held.pid)
@@ -46,6 +47,12 @@ def main(command: Sequence[str]) -> int:
         if 0 in dict(poller.poll(seconds * 1000)) and not _starter_lives():
             break
     return _end(held)
+
+
+def _hang_up(*_: object) -> None:
+    """As if the starter were gone."""
+    with suppress(OSError):
+        os.close(0)
 
 
 def _starter_lives() -> bool:

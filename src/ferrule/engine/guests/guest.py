@@ -168,7 +168,7 @@ class Guest(ABC):
 
     @abstractmethod
     def ranks(self, launch: Launch, pid: int) -> tuple[RankInfo, ...]:
-        """Its ranks, for people. ``pid``: of its server."""
+        """Its ranks, for people. ``pid``: of the process that holds its server (`ferrule.process.guarded`)."""
 
     def context(self, facts: Mapping[str, Any]) -> int | None:
         """The most tokens of a sequence, by what it says at `facts`; None: as many as it was asked for."""
