@@ -25,7 +25,7 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="Which engine runs the model: auto, ferrule (the built-in one), or llama.cpp; see `ferrule engines`.",
+        help="Which engine runs the model: auto, ferrule (the built-in one), llama.cpp or vllm; see `ferrule engines`.",
     ),
 ]
 
@@ -97,7 +97,7 @@ def run_guest(
     from ferrule.engine.guests.start import start_guest
     from ferrule.engine.host.speed import speed_of
 
-    if members is not None and options.pipeline == 1:
+    if members is not None and options.ranks == 1:
         options = replace(options, pipeline=len(members.hosts))
 
     async def load() -> tuple[Engine, Speed | None]:

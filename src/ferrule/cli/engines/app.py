@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ferrule.cli.engines import environments
 from ferrule.cli.flags import AsJson
 from ferrule.cli.output import new_table, print_json, wide_console
 
@@ -14,6 +15,9 @@ EXAMPLES = "Examples:\n\nferrule engines\n\nferrule engines --model ~/models/qwe
 
 
 app = typer.Typer(invoke_without_command=True)
+app.command(epilog=environments.INSTALL_EXAMPLES)(environments.install)
+app.command(epilog=environments.CHECK_EXAMPLES)(environments.check)
+app.command(epilog=environments.REMOVE_EXAMPLES)(environments.remove)
 
 
 @dataclass(frozen=True)
