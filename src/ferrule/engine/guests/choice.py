@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from ferrule.engine.abilities import BUILT_IN
-from ferrule.engine.device_names import AUTO, CPU, EMULATED, parse_device, parse_devices
+from ferrule.engine.device_names import AUTO, parse_device, parse_devices
 from ferrule.engine.source import local
 from ferrule.engine.spec import read_spec
 from ferrule.errors import ModelError
@@ -41,7 +41,6 @@ def choose(model: ModelFacts, device: str, installed: Collection[str], own: Coll
     if own:
         return Choice(OWN, f"{', '.join(own)} is for it alone")
     kinds = {AUTO if each == AUTO else parse_device(each)[0] for each in parse_devices(device)}
-    gpu = bool(kinds - {CPU, EMULATED, AUTO})
     if model.form == "gguf" and model.refusal is not None:
         if "llama.cpp" in installed:
             reason = model.refusal.partition(";")[0]
@@ -49,8 +48,6 @@ def choose(model: ModelFacts, device: str, installed: Collection[str], own: Coll
         return Choice(OWN, "llama.cpp, which may run this GGUF file, is not installed")
     if "mps" in kinds and model.form in ("mlx", "safetensors") and "mlx" in installed:
         return Choice("mlx", "it is installed, and the device is Metal")
-    if gpu and "mps" not in kinds and model.form in (None, "safetensors") and "vllm" in installed:
-        return Choice("vllm", f"it is installed, and the device is {device}")
     return Choice(OWN, "it runs this model")
 
 
