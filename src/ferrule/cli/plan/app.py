@@ -85,7 +85,7 @@ def plan(
         typer.Option(metavar="MODEL", help="As if served with `--speculate draft=MODEL`: memory for that one, too."),
     ] = None,
     runtime: Annotated[
-        str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
+        str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp, exo-grpc.")
     ] = "ferrule",
     kwh_price: Annotated[
         float | None, typer.Option(min=0, metavar="DOLLARS", help="Of electricity, to count its price.")

@@ -58,9 +58,9 @@ def asked_of(
     from ferrule.errors import FerruleError
     from ferrule.model import kept_in, read_model
     from ferrule.model.storage import PLAIN
-    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload
+    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload, runtime_named
 
-    runtime = RUNTIMES.get(engine)
+    runtime = runtime_named(engine)
     if runtime is None:
         raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
     if kv_cache != "auto" and runtime is not BUILT_IN_ENGINE:
@@ -73,7 +73,7 @@ def asked_of(
     drafts = None if draft is None else read_model(draft)
     model = replace(kept_in(read_model(name, weights=weights), kv_cache), draft=drafts)
     lighter = []
-    for stored in _FORMATS[engine]:
+    for stored in _FORMATS[runtime.name]:
         try:
             flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
             description = f"{stored} (--weights {stored})" if flag else stored

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+import typer
 
 from ferrule.errors import ConfigError
 from ferrule.units import parse_bytes
@@ -13,6 +15,28 @@ if TYPE_CHECKING:
     from ferrule.plan import SavedPlan
     from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
+
+
+SslCertfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ssl-certfile", envvar="FERRULE_SSL_CERTFILE", metavar="FILE", help="Serve https with this certificate (PEM)."
+    ),
+]
+SslKeyfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ssl-keyfile", envvar="FERRULE_SSL_KEYFILE", metavar="FILE", help="Its key; left out, in the same file."
+    ),
+]
+TlsSelf = Annotated[
+    bool,
+    typer.Option("--tls-self", envvar="FERRULE_TLS_SELF", help="Serve https with a certificate made here, once."),
+]
+PlainHttp = Annotated[
+    bool,
+    typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
+]
 
 
 class ModelOptions(TypedDict):
