@@ -8,6 +8,7 @@ from ferrule.cli.bench import engine as bench_engine
 from ferrule.cli.bench import fabric as bench_fabric
 from ferrule.cli.bench import hand_over as bench_hand_over
 from ferrule.cli.bench import kv_cache as bench_kv_cache
+from ferrule.cli.bench import mlx as bench_mlx
 from ferrule.cli.bench import plan as bench_plan
 from ferrule.cli.bench import speculation as bench_speculation
 from ferrule.cli.bench import streaming as bench_streaming
@@ -25,3 +26,4 @@ app.command("kv-cache", epilog=bench_kv_cache.EXAMPLES)(bench_kv_cache.kv_cache)
 app.command(epilog=bench_streaming.EXAMPLES)(bench_streaming.streaming)
 app.command(epilog=bench_structured.EXAMPLES)(bench_structured.structured)
 app.command(epilog=bench_vllm.EXAMPLES)(bench_vllm.vllm)
+app.command(epilog=bench_mlx.EXAMPLES)(bench_mlx.mlx)
