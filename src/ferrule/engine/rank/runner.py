@@ -69,6 +69,16 @@ class Runner(Protocol):
         width). On all other ranks None. They hold until the next batch."""
         ...
 
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """What the last norm gives of tokens ``rows`` (not none) of the batch that ran last: (rows, width), on the
+        device. Only on the driver, and of options that have ``gives_hidden``."""
+        ...
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """Of a layer for multi-token prediction: the tokens of the next batch follow these hidden states of the model,
+        (tokens, width), on the device; None: any."""
+        ...
+
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
         """As `run`, with ``tokens`` (sequences,) on the device in the place of those of ``batch``. None where it cannot
         do so, and has done nothing."""

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +68,9 @@ class StepRunner:
         def loaded(done: int, total: int) -> None:
             on_progress(Progress(world.rank, "load", done, total))
 
-        with Checkpoint(Path(options.directory), options.weights) as checkpoint:
-            built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
+        directory, mtp = Path(options.directory), options.mtp
+        with Checkpoint(directory, options.weights, mtp=mtp) as checkpoint:
+            built: Blueprint = blueprint(directory, options.dtype, self.shard, stage, checkpoint, mtp=mtp)
             adapters = built.read(options.adapters) if options.adapters else {}
             self.description = describe(built.model, built.base, self.shard, self.shard.parts, adapters)
             self._streamed = streamed_weights(options, world, device, self.description, built, checkpoint)
@@ -79,6 +81,9 @@ class StepRunner:
         config = built.model.config
         self._heads = int(config.num_attention_heads), key_value_heads(config)
         restore_buffers(built.model, device.torch_device)
+        last_norm: Any = built.base.norm if options.gives_hidden and self.shard.has_head else None
+        self._last_norm: Callable[[Tensor], Tensor] = last_norm
+        self._preceding: Tensor | None = None
         self._weights, self._buffers = weights, dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
         self.dtype = str(built.dtype).removeprefix("torch.")
@@ -137,6 +142,16 @@ class StepRunner:
         if embeds:
             return self._result("last", len(rows), self.hidden_size)
         return self._result("logits", len(rows), self.description.registers["logits"])
+
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """See `Runner.hidden_states`."""
+        hidden = self._result("hidden", max(rows) + 1, self.hidden_size)
+        with torch.inference_mode():
+            return self._last_norm(hidden[list(rows)])
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """See `Runner.follow`."""
+        self._preceding = hidden
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
         """See `Runner.run_ahead`: tokens are in host memory when they are chosen."""
@@ -202,6 +217,10 @@ class StepRunner:
             sent = torch.empty((here, self.hidden_size), dtype=self.torch_dtype)
             self.world.recv(sent, src=self.plan.source(self.world.rank))
             received = sent.float()
+        elif self.options.mtp:
+            before = self._preceding
+            received = torch.zeros((here, self.hidden_size)) if before is None else before.float().contiguous()
+        if received is not None:
             address = received.data_ptr()
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
         given = spans, batch.tokens, list(rows), address, STEP_TIMEOUT
