@@ -162,13 +162,13 @@ def serve_in(
     options = replace(options, directory=str(obtained.directory))
     late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
     watched = partial(control.within, REJOIN_SECONDS, late)
-    draft = open_draft(world, options, drafts, part.draft, on_progress, watched)
     if part.runner is None:
         runner = make_runner(options, world, on_progress)
     else:
         runner = part.runner
         rejoin(runner, options, world, watched)
         world = runner.world
+    draft = open_draft(world, options, drafts, part.draft, on_progress, watched, runner)
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
     tried = None if draft is None else try_draft(draft)

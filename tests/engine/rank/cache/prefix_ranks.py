@@ -119,8 +119,8 @@ def answers(
 
     def body(world: Group, stage: Group) -> Answers | None:
         mine = drafts if world.rank == plan.driver else None
-        small = open_draft(world, given, mine, None, lambda _: None, nullcontext)
         one: Any = runner(given, world, stage, device())
+        small = open_draft(world, given, mine, None, lambda _: None, nullcontext, one)
         tried = None if small is None else try_draft(small)
         trial = warm_up(one, tried)
         shared = one.shared if trial.unshared is None else None

@@ -17,6 +17,7 @@ from ferrule.engine.rank.draft.model import DraftModel
 from ferrule.engine.rank.draft.mtp import MtpDraft
 from ferrule.engine.rank.driver.pace import Line
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
+from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.warm_up import DraftTrial, Trial
 from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import look, obtain
@@ -57,15 +58,18 @@ def open_draft(
     kept: Runner | None,
     on_progress: Callable[[Progress], None],
     watched: Callable[[], AbstractContextManager[None]],
+    model: Runner,
 ) -> Runner | None:
     """What computes ``draft``, of `obtain_draft`, on this rank of ``world`` by itself; None without one. ``kept``: of
-    this rank, which met others before, and ``watched``: as for `rejoin`. Raises what `make_runner` does."""
+    this rank, which met others before, and ``watched``: as for `rejoin`. ``model``: for which it guesses; its own layer
+    takes what it has whole of embedding and output matrix. Raises what `make_runner` does."""
     if draft is None:
         return None
     alone = fabric.init(settings=FabricSettings())
     asked = replace(_options(options, draft), device=device_of(options.device, world.rank, world.size))
     if kept is None:
-        return make_runner(asked, alone, on_progress)
+        there = model.whole_ends if draft.mtp and isinstance(model, StepRunner) else {}
+        return make_runner(asked, alone, on_progress, there)
     rejoin(kept, asked, alone, watched)
     return kept
 

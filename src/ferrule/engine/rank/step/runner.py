@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from ferrule.engine.rank.step.load import load_weights
 from ferrule.engine.rank.stream.room import streamed_weights
 from ferrule.engine.types import Progress, StreamUse
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.fabric import Group
 from ferrule.plan import BLOCK_PAGES, shares_out
 
@@ -49,8 +51,8 @@ class ProgramBlocks:
 
 
 class StepRunner:
-    """`Runner`. ``stage``: the ranks of this rank's stage. Raises `Unfit` before anything is loaded where the model has
-    no step program."""
+    """`Runner`. ``stage``: the ranks of this rank's stage. ``there``: as of `load_weights`. Raises `Unfit` before
+    anything is loaded where the model has no step program."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class StepRunner:
         stage: Group,
         device: Device,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        there: Mapping[str, PackedMatrix] = MappingProxyType({}),
     ) -> None:
         self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
         self.shard = self.plan.shards[world.rank]
@@ -74,10 +77,13 @@ class StepRunner:
             adapters = built.read(options.adapters) if options.adapters else {}
             self.description = describe(built.model, built.base, self.shard, self.shard.parts, adapters)
             self._streamed = streamed_weights(options, world, device, self.description, built, checkpoint)
-            weights = load_weights(built, self.description, checkpoint, loaded, self._streamed)
+            weights = load_weights(built, self.description, checkpoint, loaded, self._streamed, there)
             weights.add(adapters, built.dtype)
             if self._streamed is not None:
                 weights.bytes += self._streamed.arrange(weights.matrices, weights.bytes)
+        ends = built.model.get_input_embeddings(), built.model.get_output_embeddings()
+        names = [f"{name}.weight" for name, module in built.model.named_modules() if module in ends]
+        self._ends = {name: weights.matrices[name] for name in names if name in weights.matrices}
         config = built.model.config
         self._heads = int(config.num_attention_heads), key_value_heads(config)
         restore_buffers(built.model, device.torch_device)
@@ -89,6 +95,11 @@ class StepRunner:
         self.dtype = str(built.dtype).removeprefix("torch.")
         self.weight_bytes = weights.bytes
         self._assemble()
+
+    @property
+    def whole_ends(self) -> dict[str, PackedMatrix]:
+        """The embedding and the output matrix, by name, as far as this rank has them whole."""
+        return self._ends if self.shard.parts == 1 else {}
 
     @property
     def keeps(self) -> bool:
