@@ -22,6 +22,7 @@ from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.draft.load import obtain_draft
 from ferrule.engine.spec import read_spec
 from ferrule.engine.tokenizer.model import ModelTokenizer
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import ConfigError, ModelError
 from ferrule.model import demo_path, read_mtp
 from ferrule.plan import make_plan
@@ -151,3 +152,25 @@ def test_a_model_without_such_a_layer_is_refused_with_what_helps(tmp_path: Path)
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_nextn_predict_layers": 0}))
     with pytest.raises(ModelError, match=r"its config\.json names no layer for multi-token prediction"):
         read_mtp(str(bare))
+
+
+def test_the_driver_gets_the_layer_from_a_host_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRULE_MODEL_CACHE", str(tmp_path / "cache"))
+    directory = make_mtp("glm4_moe", tmp_path / "model")
+    spec = read_spec(directory)
+    draft = find_mtp(directory, EngineOptions(str(directory)), spec).draft
+    here = RankOptions(
+        str(directory), "float32", make_plan(spec, tensor=2), 1, 64, 4, 64, (), draft.identity, draft=draft
+    )
+    away = replace(here, draft=replace(draft, directory=str(tmp_path / "elsewhere" / "model")))
+    worlds, pairs = thread_groups(2), thread_groups(2)
+    try:
+        given = [away, here]
+        on_all(worlds, lambda each: obtain_draft(Host(each, pairs), given[each.rank], lambda _: None))  # type: ignore[arg-type]
+    finally:
+        for group in (*worlds, *pairs):
+            group.close()
+    with Checkpoint(tmp_path / "cache" / draft.identity, mtp=True) as sent, Checkpoint(directory, mtp=True) as own:
+        for name in own.tensors:
+            assert [part.tolist() for part in sent.read(name)] == [part.tolist() for part in own.read(name)]
+        assert {"model.layers.0.eh_proj.weight", "model.embed_tokens.weight", "model.norm.weight"} < set(own.tensors)
