@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import prefix_ranks
 import pytest
 from in_threads import on_plan
 from mtp_models import LAYERS, Formula, make_mtp
+from plugged import emulated
 from prefix_ranks import Answers, add, answers, prompt, speculated_turns
 from test_parity import plan_for
 
@@ -121,6 +124,24 @@ def test_what_is_in_the_prefix_cache_is_known_of_a_text(
     formula, later = Formula(directory, tmp_path / "with"), [each for each in guessed if len(each[0]) > 160][::5]
     assert len(later) > 2
     assert [made for _, made in later] == [formula.guesses(text, len(made)) for text, made in later]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("always")
+def test_an_accelerator_keeps_hidden_states_in_its_memory(
+    tmp_path: Path, guessed: list[tuple[list[int], list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def there(world: Any, options: RankOptions, *given: Any) -> Any:
+        return open_draft(world, replace(options, device="emulated"), *given)
+
+    monkeypatch.setattr(prefix_ranks, "open_draft", there)
+    directory = make_mtp("glm4_moe", tmp_path / "model")
+    asked = [add(1, prompt(1, 70), max_tokens=9)]
+    found = answers(directory, asked, speculate=MOST, mtp=True, runner=TorchRunner, device=emulated)
+    assert found.tokens == answers(directory, asked).tokens
+    assert found.driver.runner.captured is None  # type: ignore[attr-defined]
+    formula = Formula(directory, tmp_path / "with")
+    assert [made for _, made in guessed] == [formula.guesses(text, len(made)) for text, made in guessed]
 
 
 @pytest.mark.slow
