@@ -221,6 +221,17 @@ def test_a_draft_model_takes_memory(tmp_path: Path) -> None:
     assert (told.exit_code, "--draft is of the built-in engine" in told.output) == (2, True)
 
 
+def test_a_models_own_layer_for_guesses_takes_memory(tmp_path: Path) -> None:
+    """By GLM-4.5-Air's sizes: a layer with experts, what makes its input, and embedding and output matrix."""
+    where = "--cluster", desk(tmp_path, "512 GiB"), "--draft", "mtp"
+    found = json.loads(run("glm-4.5-air", *where, "--json").output)["model"]
+    experts, attention = 3 * 4096 * 1408 * 129 + 128 * 4097, 2 * 4096 * 128 * 104 + 128 * 112
+    assert found["draft_bytes"] == 2 * (experts + attention + 4096 * (2 * 4096 + 5) + 2 * 151552 * 4096)
+    assert "draft model glm-4.5-air's MTP layer of 6.7 GiB" in run("glm-4.5-air", *where).output
+    told = run("llama-3.1-8b", *where)
+    assert (told.exit_code, "no layer for multi-token prediction (MTP) is run of llama" in told.output) == (3, True)
+
+
 def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:
     """EmbeddingGemma, by what its maker published."""
     fields = {

@@ -82,7 +82,9 @@ def plan(
     ] = "auto",
     draft: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="As if served with `--speculate draft=MODEL`: memory for that one, too."),
+        typer.Option(
+            metavar="MODEL|mtp", help="As if served with `--speculate draft=MODEL`, or `mtp`: memory for that, too."
+        ),
     ] = None,
     runtime: Annotated[
         str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp, exo-grpc.")

@@ -54,9 +54,10 @@ def asked_of(
     draft: str | None = None,
 ) -> Asked:
     """Read model ``name``. ``work``: context, prompt, concurrency and the price of a kWh. ``draft``: a model that is to
-    guess for it. Raises `ConfigError` for flags that cannot be, and what `read_model` raises."""
+    guess for it, or ``mtp`` for its own layer that does. Raises `ConfigError` for flags that cannot be, and what
+    `read_model` raises."""
     from ferrule.errors import FerruleError
-    from ferrule.model import kept_in, read_model
+    from ferrule.model import MTP, kept_in, read_model, read_mtp
     from ferrule.model.storage import PLAIN
     from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload, runtime_named
 
@@ -70,7 +71,9 @@ def asked_of(
     context, prompt, concurrency, kwh_price = work
     if prompt > context:
         raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
-    drafts = None if draft is None else read_model(draft)
+    drafts = None
+    if draft is not None:
+        drafts = read_mtp(name, weights=weights) if draft == MTP else read_model(draft)
     model = replace(kept_in(read_model(name, weights=weights), kv_cache), draft=drafts)
     lighter = []
     for stored in _FORMATS[runtime.name]:

@@ -136,10 +136,10 @@ Speculate = Annotated[
     typer.Option(
         "--speculate",
         envvar="FERRULE_SPECULATE",
-        metavar="ngram[:K]|draft=MODEL[:K]|off",
+        metavar="ngram[:K]|mtp[:K]|draft=MODEL[:K]|off",
         help="Guess up to K tokens (8) and compute them in one step: the same answers, sooner. ngram: from what the "
-        "text so far has said, for answers that repeat themselves or the prompt; draft: by a small MODEL of the same "
-        "tokens.",
+        "text so far has said, for answers that repeat themselves or the prompt; mtp: by the model's own layer for "
+        "that, if it has one; draft: by a small MODEL of the same tokens.",
     ),
 ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.adapters import counted, find
-from ferrule.engine.draft import find_draft
+from ferrule.engine.draft import check_split, find_draft, find_mtp
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.images.families import Told
 from ferrule.engine.images.prompts import told_of
@@ -92,9 +92,11 @@ def prepare(
     if tokenizer.warning is not None:
         _log.warning("%s", tokenizer.warning)
     draft = None
-    if asked := parse_speculation(options.speculate).draft:
-        drafts, draft = find_draft(asked, options, spec, tokenizer)
-        spec = replace(spec, draft=drafts)
+    asked = parse_speculation(options.speculate)
+    if asked.method in ("draft", "mtp"):
+        by_itself = asked.method == "mtp"
+        found = find_mtp(directory, options, spec) if by_itself else find_draft(asked.draft, options, spec, tokenizer)
+        spec, draft = replace(spec, draft=found.spec), found.draft
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
     embedding = Embedding()
@@ -111,6 +113,8 @@ def prepare(
     images = told_of(directory)
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else options.plan(spec)
+    if draft is not None:
+        check_split(draft, plan)
     ends |= tokenizer.end_tokens
     return PreparedModel(
         directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense, draft

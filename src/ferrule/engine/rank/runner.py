@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import read_config
 from ferrule.engine.types import Progress, StreamUse
+from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.errors import EngineError, PlanError
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -67,6 +69,16 @@ class Runner(Protocol):
         images that begin in it. On the driver: logits (rows wanted, vocabulary) in float32, on the device, which may
         not have computed them yet; of `Kind.EMBED` the hidden states of all tokens after the last norm, (tokens,
         width). On all other ranks None. They hold until the next batch."""
+        ...
+
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """What the last norm gives of tokens ``rows`` (not none) of the batch that ran last: (rows, width), on the
+        device. Only on the driver, and of options that have ``gives_hidden``."""
+        ...
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """Of a layer for multi-token prediction: the tokens of the next batch follow these hidden states of the model,
+        (tokens, width), on the device; None: any."""
         ...
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
@@ -122,9 +134,15 @@ class Runner(Protocol):
         ...
 
 
-def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progress], None]) -> Runner:
-    """Load this rank's part of the model. Raises `ModelError`, `PlanError` or `ConfigError` where it cannot be run."""
-    return choose_runner(options, world, _stage_of(options, world), on_progress)
+def make_runner(
+    options: RankOptions,
+    world: Group,
+    on_progress: Callable[[Progress], None],
+    there: Mapping[str, PackedMatrix] = MappingProxyType({}),
+) -> Runner:
+    """Load this rank's part of the model; ``there``: as of `StepRunner`. Raises `ModelError`, `PlanError` or
+    `ConfigError` where it cannot be run."""
+    return choose_runner(options, world, _stage_of(options, world), on_progress, there)
 
 
 def rejoin(
@@ -169,8 +187,15 @@ def _alike(devices: Sequence[str]) -> bool:
     return not any(parse_device(name)[0] == CPU for name in devices)
 
 
-def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
-    """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
+def choose_runner(
+    options: RankOptions,
+    world: Group,
+    stage: Group,
+    on_progress: Callable[[Progress], None],
+    there: Mapping[str, PackedMatrix] = MappingProxyType({}),
+) -> Runner:
+    """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage.
+    ``there``: as of `StepRunner`."""
     names = _devices_of(options, world)
     check_blocks(options.plan.context, options.prefix_disk)
     device = open_device(names[world.rank], options.threads)
@@ -181,7 +206,7 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
         return EncoderRunner(options, world, device, on_progress)
     if _in_host_memory(names):  # the native library computes there
         try:
-            return StepRunner(options, world, stage, device, on_progress)
+            return StepRunner(options, world, stage, device, on_progress, there)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
             why = f"its step runs through transformers' modules ({unfit})"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,12 @@ class TorchRunner:
             loaded,
             options.weights,
             options.adapters,
+            mtp=options.mtp,
         )
+        self._normed: Tensor | None = None
+        self._preceding: Tensor | None = None
+        if options.gives_hidden and self.shard.has_head:
+            self.model.base.register_forward_hook(self._keep_normed)
         self.model.cache.codes = Codes.of(options.kv_cache)
         self.weight_bytes = self.model.weight_bytes
         kernels = self.model.kernels
@@ -78,6 +84,7 @@ class TorchRunner:
         if seeing is not None and self.shard.first_layer < max(1, depths_of(built.model.config) - 1):
             self._tower = Tower(built.model, built.base, self.shard, self._stage, device, built.dtype)
         captures = options.graphs and unfit(self.model.base) is None and not isinstance(self._stage, PeerGroup)
+        captures = captures and not options.gives_hidden  # which a captured step leaves to the next one's numbers
         self._graphs = device.graphs() if captures else None
         self.shared: SharedBlocks | None = None
         self._layouts: dict[int, Layout] | None = None
@@ -118,6 +125,8 @@ class TorchRunner:
                 with self.device.visible():
                     self._show(features)
                     inputs, positions, rows = self._uploaded(batch)
+                    if self.model.mtp_input is not None:
+                        self.model.mtp_input.hidden = self._hidden_before(inputs.shape[-1])
                     with self._looking(batch, features), self._cached(batch), self._adapted(batch):
                         if batch.kind is Kind.EMBED and self.shard.has_head:
                             output = self.model.last_hidden(inputs, positions)
@@ -130,6 +139,16 @@ class TorchRunner:
                         self.stages.send(self._tower.given.contiguous(), rank)
                 return None
             return output if self.world.rank == self.plan.driver else None
+
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """See `Runner.hidden_states`."""
+        assert self._normed is not None  # a batch has run
+        with torch.inference_mode():
+            return self._normed.index_select(0, self.device.upload(torch.tensor(rows)))
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """See `Runner.follow`."""
+        self._preceding = hidden
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
         """See `Runner.run_ahead`. Where there are several ranks they all need the tokens, which the host announces."""
@@ -221,6 +240,15 @@ class TorchRunner:
                 block = picture.begin, picture.begin + picture.tokens
                 blocks.setdefault(batch.spans[picture.span].sequence, []).append(block)
         return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans}, blocks)
+
+    def _keep_normed(self, module: object, given: object, out: Any) -> None:
+        self._normed = out.last_hidden_state[0]
+
+    def _hidden_before(self, tokens: int) -> Tensor:
+        """See `MtpInput.hidden`."""
+        if self._preceding is None:
+            return self.device.empty((1, tokens, self.model.hidden_size), self.model.dtype).zero_()
+        return self._preceding.to(self.model.dtype).unsqueeze(0)
 
     def _show(self, features: Sequence[bytes]) -> None:
         """Send the images' features to the ranks that see. The driver does so when it runs the batch, not when it

@@ -28,7 +28,7 @@ from ferrule.engine.rank.batch import Kind, receive
 from ferrule.engine.rank.cache.shared import open_index, read_blocks
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse, devices_of_all
-from ferrule.engine.rank.draft.load import draft_model, obtain_draft, open_draft
+from ferrule.engine.rank.draft.load import drafts_of, obtain_draft, open_draft
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.encoder.trial import try_encoder
@@ -162,13 +162,13 @@ def serve_in(
     options = replace(options, directory=str(obtained.directory))
     late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
     watched = partial(control.within, REJOIN_SECONDS, late)
-    draft = open_draft(world, options, drafts, part.draft, on_progress, watched)
     if part.runner is None:
         runner = make_runner(options, world, on_progress)
     else:
         runner = part.runner
         rejoin(runner, options, world, watched)
         world = runner.world
+    draft = open_draft(world, options, drafts, part.draft, on_progress, watched, runner)
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
     tried = None if draft is None else try_draft(draft)
@@ -199,7 +199,7 @@ def serve_in(
             incoming, short = Incoming(seeing_of(obtained.directory)), short_context(config)
             guesses = None
             if draft is not None and tried is not None:
-                guesses = draft_model(draft, tried, vocabulary, trial)
+                guesses = drafts_of(draft, tried, vocabulary, trial, runner)
             Driver(options, runner, control, trial, vocabulary, short, prefixes, incoming, guesses, end).loop()
         else:
             follow(runner, end)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -31,8 +30,7 @@ from ferrule.engine.rank.batch import Batch, Kind, announce
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
 from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
-from ferrule.engine.rank.draft.model import DraftModel
-from ferrule.engine.rank.driver.drafting import Drafting
+from ferrule.engine.rank.driver.drafting import Drafting, Drafts
 from ferrule.engine.rank.driver.handover import Awaiting
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
@@ -40,6 +38,7 @@ from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.spans import attended_by, load_of
 from ferrule.engine.rank.driver.speculation import Speculation
+from ferrule.engine.rank.driver.told import new_tokens
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
 from ferrule.engine.rank.runner import Runner
@@ -50,7 +49,7 @@ from ferrule.engine.rank.sampling.verify import Wanted, verify
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.incoming import Incoming, features_of
 from ferrule.engine.rank.warm_up import Trial
-from ferrule.engine.types import FinishReason, PrefixUse, SamplingParams
+from ferrule.engine.types import PrefixUse, SamplingParams
 from ferrule.errors import EngineError
 
 EXACT_SECONDS = 5.0
@@ -75,7 +74,7 @@ class Driver:
         short_context: int | None = None,
         prefixes: PrefixIndex | None = None,
         incoming: Incoming | None = None,
-        draft: DraftModel | None = None,
+        draft: Drafts | None = None,
         end: HandOverEnd | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
@@ -171,7 +170,13 @@ class Driver:
         """Have all ranks do what ``batch`` says, which computes nothing."""
         self._announce(batch)
         obeyed(self.end, batch)
-        self.runner.run(batch)
+        self._run(batch)
+
+    def _run(self, batch: Batch, features: list[bytes] | tuple[()] = ()) -> Tensor | None:
+        output = self.runner.run(batch, features)
+        if self.speculation is not None:
+            self.speculation.ran(batch)
+        return output
 
     def _receive(self, awaiting: Awaiting) -> None:
         """Have all ranks do what is due for hand-overs, and begin what can begin then."""
@@ -288,7 +293,7 @@ class Driver:
 
     def _finish(self, batch: Batch) -> None:
         features = features_of(batch, lambda number: self.scheduler.by_identity[number].sights)
-        output = self.runner.run(batch, features)
+        output = self._run(batch, features)
         if output is None:
             raise EngineError("the driver got no logits")
         if batch.kind is Kind.EMBED:
@@ -359,7 +364,7 @@ class Driver:
             if span.sequence not in ends:
                 continue
             sequence, reason = ends[span.sequence]
-            new += _new_tokens(sequence, reason, made, span.drafted)
+            new += new_tokens(sequence, reason, made, span.drafted)
             if reason is None:
                 forced = self.scheduler.force(sequence, self.samplers[sequence.identity].go_on())
                 new += (NewToken(sequence.identity, token, None, (), reason) for token, reason in forced)
@@ -387,22 +392,3 @@ class Driver:
         if load != self.reported:
             self.control.send(load)
             self.reported = load
-
-
-def _new_tokens(
-    sequence: Sequence, reason: FinishReason | None, made: list[Choice], drafted: int
-) -> Iterator[NewToken]:
-    """What is told of the tokens ``made`` in a step for which so many were guessed, all but the last one right."""
-    right, first = len(made) - 1, sequence.generated == len(made)
-    for place, choice in enumerate(made):
-        cached = min(sequence.held.reused or 0, sequence.prompt) if first and not place else None
-        yield NewToken(
-            sequence.identity,
-            choice.token,
-            choice.logprob,
-            choice.top,
-            reason if place == right else None,
-            cached,
-            guessed=place < right,
-            wrong=0 if place else drafted - right,
-        )
