@@ -68,6 +68,28 @@ def test_where_ranks_compute_is_read_and_kept() -> None:
     assert parse_plan(json.dumps(fields), "plan.json").device == "cuda:1"
 
 
+def test_prompts_apart_are_read_each_as_a_plan_by_itself() -> None:
+    fields = printed()
+    stage = {"first_layer": 0, "last_layer": DEMO.layers}
+    prompts = {"stages": [{"devices": ["b"], **stage}]}
+    fields["plans"] = [{"stages": [{"devices": ["a"], **stage}], "prompts": prompts}]
+    fields["cluster"]["devices"] = [{"name": "a", "host": "box"}, {"name": "b", "host": "other"}]
+    saved = parse_plan(parse_plan(json.dumps(fields), "plan.json").to_json(), "again")
+    assert saved.prompts is not None
+    assert (saved.hosts, saved.prompts.hosts, saved.alone.prompts) == (("box",), ("other",), None)
+    whole = saved.for_model(DEMO)
+    assert whole.prompts is not None
+    assert (whole.alone.devices, whole.prompts.devices) == (("a",), ("b",))
+    with pytest.raises(PlanError, match="places ranks on other, and this machine has only box"):
+        saved.require_hosts({"box"}, "this machine")
+    fields["cluster"]["devices"][1]["device"] = "cuda:0"
+    with pytest.raises(PlanError, match="between processors only, not by b"):
+        parse_plan(json.dumps(fields), "plan.json").for_model(DEMO)
+    fields["plans"][0]["prompts"]["stages"][0]["devices"] = ["a"]
+    with pytest.raises(ConfigError, match="a device is for prompts or for tokens"):
+        parse_plan(json.dumps(fields), "plan.json")
+
+
 def test_a_plan_of_an_earlier_version_tells_no_kind_and_is_read() -> None:
     fields = printed()
     assert fields.pop("kind") == "plan"

@@ -229,6 +229,18 @@ class ModelSpec:
             )
         return None
 
+    @property
+    def hand_over_obstacle(self) -> str | None:
+        """Reason why prompts cannot be computed by other ranks of the built-in engine than answers, or None."""
+        if self.encoder:
+            return f"{self.architecture} is an encoder, which makes no tokens"
+        if not self.has_program:
+            return (
+                f"{self.architecture} has no native step program in the built-in engine, and only those hand prompts "
+                "over"
+            )
+        return None
+
     def expert_obstacle(self, parts: int) -> str | None:
         """Reason why routed experts cannot be given out whole to so many ranks by the built-in engine, or None."""
         if self.expert_refusal:
