@@ -11,7 +11,7 @@ import typer
 
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
-from ferrule.cli.serving.apart import refuse_apart, run_apart
+from ferrule.cli.serving.apart import hosts_apart, parse_prefill, ranks_here, refuse_apart, run_apart
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -27,6 +27,7 @@ from ferrule.cli.serving.model import (
     KvCache,
     MaxContext,
     Pp,
+    PrefillHosts,
     PrefillTp,
     PrefixCache,
     PrefixDisk,
@@ -214,6 +215,7 @@ def serve(
         ),
     ] = None,
     prefill_tp: PrefillTp = None,
+    prefill_hosts: PrefillHosts = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -243,7 +245,7 @@ def serve(
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         refuse_for_several({"--shares": shares, "--expert-parallel": whole_experts})
-        refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp})
+        refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp, "--prefill-hosts": prefill_hosts})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -266,9 +268,9 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    refuse_apart(
-        prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None, cp=cp is not None
-    )
+    prefill = parse_prefill(prefill_tp)
+    refuse_apart(prefill, plan=plan is not None, replicas=copies is not None, cp=cp is not None)
+    for_prompts = hosts_apart(prefill, prefill_hosts, hosts, cluster=home is not None)
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
     saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts, cp=cp)
     if saved is not None and device is None:
@@ -335,6 +337,8 @@ def serve(
             expert_exchange=expert_exchange,
             context_parallel=cp,
             shares=by_rank or None,
+            prefill=prefill,
+            prefill_hosts=for_prompts,
             **own,
             **common,
         )
@@ -353,7 +357,8 @@ def serve(
 
     split = any(given is not None for given in (tp, pp, cp))
     ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
-    alone = not several and copies is None and prefill_tp is None
+    prefill = ranks_here(console, prefill, saved)
+    alone = not several and copies is None and prefill is None
     with (
         listen(
             host,
@@ -396,14 +401,13 @@ def serve(
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
             return
-        if prefill_tp is not None:
-            served = {"tool_parser": tool_parser, "aliases": aliases}
-            run_apart(console, options, prefill_tp, split=split, demo=demo, front=front, **served)
-            return
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         if saved is None:
             place = placing(console, options, make_room, split=split, demo=demo)
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
+        if prefill is not None:
+            run_apart(console, options, prefill, place.plan, front=front, tool_parser=tool_parser, aliases=aliases)
+            return
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
         run_alone(console, options, planner, place, front, tool_parser, aliases)

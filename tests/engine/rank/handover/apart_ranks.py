@@ -112,7 +112,7 @@ class Groups:
             trial = replace(warm_up(runner), cache_tokens=room)
             line = self.lines[role]
             prefixes = open_index(world, given, runner.shared, runner.dtype, copies=False)
-            with HandOverEnd(runner, SETTINGS, line.send) as end:
+            with HandOverEnd(runner, SETTINGS, line.send, "ab" * 32) as end:
                 self._prepare(end)
                 if world.rank == plan.driver:
                     driver = Driver(given, runner, cast(Any, line), trial, VOCABULARY, None, prefixes, end=end)
@@ -139,7 +139,7 @@ class Groups:
         while not isinstance(listening, Listening):
             listening = self.lines[ANSWERS].up.get(timeout=SECONDS)
         for role, first in ((ANSWERS, 0), (PROMPTS, self.plans[ANSWERS].world_size)):
-            self.lines[role].down.put(Join(number, first, size, "ab" * 32, listening.addresses))
+            self.lines[role].down.put(Join(number, first, size, listening.addresses))
 
 
 def answers_apart(

@@ -6,7 +6,6 @@ the process that started them says so.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import threading
@@ -32,10 +31,11 @@ from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import EngineError, FerruleError
 from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.secure.token import write_address
+from ferrule.secure import derived_key, write_address
 
 MEET_SECONDS = 60.0
 """In which the ranks of both groups must have found each other; those in a long step come late."""
+LOOPBACK = "127.0.0.1"
 END_SECONDS = 5.0
 """In which the thread leaves a group that was aborted."""
 
@@ -51,10 +51,13 @@ class Told(msgspec.Struct, frozen=True):
 
 class HandOverEnd:
     """End of the rank of ``runner``. ``settings``: of its own group. ``report``: sends an event to the process that
-    started the rank; of the group the first rank tells."""
+    started the rank; of the group the first rank tells. ``secret``: of which both groups derive a key for each
+    hand-over group, so that no key goes over the fabric (`Meet`)."""
 
-    def __init__(self, runner: StepRunner, settings: FabricSettings, report: Callable[[Event], None]) -> None:
-        self._runner, self._settings, self._report = runner, settings, report
+    def __init__(
+        self, runner: StepRunner, settings: FabricSettings, report: Callable[[Event], None], secret: str
+    ) -> None:
+        self._runner, self._settings, self._report, self._secret = runner, settings, report, secret
         self.prompts = runner.options.hands_over == PROMPTS
         self.inbox = Inbox(runner.program, runner.held)
         self._listener: socket.socket | None = None
@@ -74,15 +77,15 @@ class HandOverEnd:
         if self._listener is not None:
             self._listener.close()
 
-    def listen(self) -> tuple[str, ...]:
-        """Where the next group is joined: this rank is its first one. Addresses with a port."""
+    def listen(self, *, beyond: bool) -> tuple[str, ...]:
+        """Where the next group is joined: this rank is its first one. Addresses with a port. ``beyond``: also for ranks
+        of other hosts; the fabric lets none in without the group's key."""
         if self._listener is not None:
             self._listener.close()
-        here = all(_is_loopback(host) for host, _ in self._settings.addresses)
-        self._listener = socket.create_server(("127.0.0.1" if here else "", 0), backlog=128)
+        self._listener = socket.create_server(("" if beyond else LOOPBACK, 0), backlog=128)
         port = int(self._listener.getsockname()[1])
-        faces = () if here else own_interfaces(self._settings.interfaces)
-        hosts = [face.address for face in faces if face.ip.version == 4] or ["127.0.0.1"]
+        faces = own_interfaces(self._settings.interfaces) if beyond else ()
+        hosts = [face.address for face in faces if face.ip.version == 4] or [LOOPBACK]
         return tuple(write_address((host, port)) for host in hosts)
 
     def obey(self, batch: Batch) -> None:
@@ -112,7 +115,7 @@ class HandOverEnd:
             rank=rank,
             world_size=join.size,
             addresses=tuple(parse_address(each, "the group's address") for each in join.addresses),
-            key=bytes.fromhex(join.key),
+            key=bytes.fromhex(derived_key(bytes.fromhex(self._secret), f"hand-over {join.number}")),
             listen_fd=None if listener is None else listener.detach(),
             listen=None,
         )
@@ -188,10 +191,3 @@ def obeyed(end: HandOverEnd | None, batch: Batch) -> None:
     """`HandOverEnd.obey` where there is one."""
     if end is not None:
         end.obey(batch)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
