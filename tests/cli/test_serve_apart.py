@@ -7,7 +7,15 @@ import json
 import pytest
 from rich.console import Console
 
-from ferrule.cli.serving.apart import AUTO, hosts_apart, parse_prefill, ranks_here, refuse_apart
+from ferrule.cli.serving.apart import (
+    AUTO,
+    check_device,
+    device_apart,
+    hosts_apart,
+    parse_prefill,
+    ranks_here,
+    refuse_apart,
+)
 from ferrule.engine import EngineOptions
 from ferrule.engine.apart.start import check_apart
 from ferrule.errors import ConfigError
@@ -51,21 +59,39 @@ def test_on_one_machine_they_are_those_of_the_plan_and_never_the_planner_s() -> 
     console = Console(record=True, quiet=False)
     assert [ranks_here(console, prefill, None) for prefill in (None, 2)] == [None, 2]
     assert ranks_here(console, AUTO, None) is None
-    assert "no ranks for prompts alone" in console.export_text()
+    assert "on one machine the same ranks compute prompts and answers" in console.export_text()
     stage = {"first_layer": 0, "last_layer": 4}
     sizes = ("layers", "hidden_size", "query_heads", "key_value_heads", "vocab_size", "bytes")
     model = {"name": "m", "stored": "", **dict.fromkeys(sizes, 1)}
     fields = {"version": 1, "model": model, "runtime": "ferrule", "plans": [{"stages": [{"devices": ["a"], **stage}]}]}
     assert ranks_here(console, None, parse_plan(json.dumps(fields), "a plan")) is None
     fields["plans"][0]["prompts"] = {"stages": [{"devices": ["b"], **stage}]}
-    assert ranks_here(console, None, parse_plan(json.dumps(fields), "a plan")) == AUTO
+    saved = parse_plan(json.dumps(fields), "a plan")
+    assert ranks_here(console, None, saved) == AUTO
+    assert device_apart(None, saved) == "cpu"
+    fields["cluster"] = {"devices": [{"name": "b", "device": "cuda:0"}]}
+    assert device_apart(None, parse_plan(json.dumps(fields), "a plan")) == "cuda:0"
 
 
-def test_prompts_are_handed_over_as_blocks_between_processors() -> None:
+def test_they_may_compute_on_another_device() -> None:
+    check_device(None, None)
+    check_device("cuda:1", 2)
+    for prefill in (None, AUTO):
+        with pytest.raises(ConfigError, match="say how many ranks"):
+            check_device("cuda", prefill)
+    with pytest.raises(ConfigError, match="tpu"):
+        check_device("tpu", 1)
+    assert device_apart("cuda", None) == "cuda"
+    assert device_apart(None, None) is None
+
+
+def test_prompts_are_handed_over_as_blocks_as_they_are_kept() -> None:
     check_apart(EngineOptions("demo"))
     with pytest.raises(ConfigError, match="--no-prefix-cache"):
         check_apart(EngineOptions("demo", prefix_cache=False))
     with pytest.raises(ConfigError, match="--cp"):
         check_apart(EngineOptions("demo", context_parallel=2))
-    with pytest.raises(ConfigError, match="--device cuda"):
-        check_apart(EngineOptions("demo", device="cuda"))
+    check_apart(EngineOptions("demo", device="cuda"))
+    check_apart(EngineOptions("demo", kv_cache="int8"))
+    with pytest.raises(ConfigError, match="--kv-cache int8 is handed over between processors only"):
+        check_apart(EngineOptions("demo", device="cuda", kv_cache="int8"))

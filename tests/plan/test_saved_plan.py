@@ -13,7 +13,7 @@ import pytest
 
 from ferrule.cli.plan.json import answer_json
 from ferrule.errors import ConfigError, PlanError
-from ferrule.model import read_model
+from ferrule.model import kept_in, read_model
 from ferrule.plan import (
     ClusterSpec,
     DeviceSpec,
@@ -83,8 +83,12 @@ def test_prompts_apart_are_read_each_as_a_plan_by_itself() -> None:
     with pytest.raises(PlanError, match="places ranks on other, and this machine has only box"):
         saved.require_hosts({"box"}, "this machine")
     fields["cluster"]["devices"][1]["device"] = "cuda:0"
-    with pytest.raises(PlanError, match="between processors only, not by b"):
-        parse_plan(json.dumps(fields), "plan.json").for_model(DEMO)
+    on_gpu = parse_plan(json.dumps(fields), "plan.json")
+    assert on_gpu.prompts is not None
+    assert (on_gpu.prompts.device, on_gpu.device) == ("cuda:0", "cpu")
+    assert on_gpu.for_model(DEMO).prompts is not None
+    with pytest.raises(PlanError, match="quantised keys and values over between processors only"):
+        on_gpu.for_model(kept_in(DEMO, "int8"))
     fields["plans"][0]["prompts"]["stages"][0]["devices"] = ["a"]
     with pytest.raises(ConfigError, match="a device is for prompts or for tokens"):
         parse_plan(json.dumps(fields), "plan.json")

@@ -127,9 +127,9 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
             )
         plan = self.plan
         devices = {device.name: device.device for device in self.cluster.devices}
-        gpus = [name for name in plan.all_devices if devices.get(name, "") not in ("", CPU)]
-        if plan.prompts is not None and gpus:
-            raise PlanError(f"prompts are handed over between processors only, not by {', '.join(gpus)}; {_CURE}")
+        gpus = any(devices.get(name, "") not in ("", CPU) for name in plan.all_devices)
+        if plan.prompts is not None and gpus and (reason := spec.hand_over_by_tensors_obstacle):
+            raise PlanError(f"{spec.name} cannot be run as the plan says: {reason}; {_CURE}")
         if plan.layers != spec.layers:
             raise PlanError(f"the plan's stages hold {plan.layers} layers, and {spec.name} has {spec.layers}; {_CURE}")
         obstacle = obstacle_of(spec, plan)

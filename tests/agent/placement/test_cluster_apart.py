@@ -74,8 +74,9 @@ def test_both_groups_are_placed_on_hosts_of_their_own(tmp_path, monkeypatch, way
         hosts = SimpleNamespace(answers=("large",), prompts=("quick",), reason="prompts on quick")
         return None if way == "not worth it" else hosts
 
-    async def start(options, model, answers, prompts, heard):
+    async def start(options, model, answers, prompts, heard, *, device):
         begun.append((answers.__self__, prompts.__self__))
+        assert device == ("cuda" if way == "given" else None)
         return engine
 
     async def plain(options, *, on_progress, planner):
@@ -93,7 +94,7 @@ def test_both_groups_are_placed_on_hosts_of_their_own(tmp_path, monkeypatch, way
         monkeypatch.setattr(model_server, name, value)
     monkeypatch.setattr(model_server, "measure_speed", measure)
     given = {
-        "given": {"prefill": 2, "prefill_hosts": ("quick",), "pipeline": 2},
+        "given": {"prefill": 2, "prefill_hosts": ("quick",), "pipeline": 2, "prefill_device": "cuda"},
         "planned": {"prefill": 0},
         "not worth it": {"prefill": 0},
         "saved": {"plan": plan_text()},
@@ -110,6 +111,7 @@ def test_both_groups_are_placed_on_hosts_of_their_own(tmp_path, monkeypatch, way
     assert (answers._options.hands_over, prompts._options.hands_over) == ("answers", "prompts")
     assert (answers._split, prompts._split) == ((True, True) if way == "given" else (False, False))
     assert (prompts._options.tensor, prompts._options.pipeline) == ((2, 1) if way == "given" else (1, 1))
+    assert (answers._options.device, prompts._options.device) == ("cpu", "cuda" if way == "given" else "cpu")
     assert server.state().state == "ready"
 
 

@@ -57,7 +57,7 @@ def test_a_decode_step_of_many_sequences_is_one_frame() -> None:
 
 def test_bytes_of_another_version_or_length_are_refused() -> None:
     data = msgspec.msgpack.encode(Batch((Span(1, 2, 3, True),), (4, 5, 6)))
-    assert data[3] == 8  # the version, behind the number of fields
+    assert data[3] == 9  # the version, behind the number of fields
     for broken in (data[:-1], data[:3] + bytes([99]) + data[4:]):
         with pytest.raises(EngineError, match="same version"):
             decode(broken)

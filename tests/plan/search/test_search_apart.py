@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ferrule.model import read_model
+from ferrule.model import kept_in, read_model
 from ferrule.plan import ClusterSpec, DeviceSpec, PairSpec, Plan, Question, RailSpec, Workload, search, with_apart
 from ferrule.plan.explain import apart_verdict
 from ferrule.plan.question import Objective
-from ferrule.plan.search.apart import ON_PROCESSORS
 
 MODEL = read_model("llama-3.2-3b")
 QUICK = DeviceSpec("quick", 24 << 30, 60e9, {"bf16": 20e12})
@@ -84,5 +83,8 @@ def test_groups_are_split_each_by_itself() -> None:
 def test_what_the_engine_cannot_hand_over_is_told_and_left_out_where_it_is_to_run() -> None:
     question = ask(replace(QUICK, device="cuda:0"), LARGE)
     (plan,) = [plan for plan in found(question) if plan.prompts is not None]
-    assert plan.obstacle == ON_PROCESSORS
-    assert all(plan.prompts is None for plan in found(replace(question, runnable_only=True)))
+    assert plan.obstacle is None
+    quantised = replace(question, model=kept_in(MODEL, "int8"))
+    (plan,) = [plan for plan in found(quantised) if plan.prompts is not None]
+    assert plan.obstacle == "the built-in engine hands quantised keys and values over between processors only"
+    assert all(plan.prompts is None for plan in found(replace(quantised, runnable_only=True)))

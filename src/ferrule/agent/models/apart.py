@@ -44,8 +44,8 @@ async def divide(
     """None where the planner finds that it does not pay. Raises `ConfigError` for what cannot be, and `PlanError`."""
     check_apart(options)
     only = replace(
-        desired, tensor=wanted.prefill or None, pipeline=None, shares=None, expert_parallel=None, expert_exchange=None,
-        speculate=None, prefix_disk=None,
+        desired, device=desired.prefill_device or desired.device, tensor=wanted.prefill or None, pipeline=None,
+        shares=None, expert_parallel=None, expert_exchange=None, speculate=None, prefix_disk=None,
     )  # fmt: skip
     if wanted.saved is not None:
         prompts = wanted.saved.prompts
@@ -53,7 +53,7 @@ async def divide(
         wanted.saved.for_model(model.spec)
         return Divided(
             replace(desired, plan=wanted.saved.alone.to_json(), hosts=wanted.saved.hosts),
-            replace(only, plan=prompts.to_json(), hosts=prompts.hosts),
+            replace(only, plan=prompts.to_json(), hosts=prompts.hosts, device=prompts.device),
             f"prompts on {', '.join(dict.fromkeys(prompts.hosts))}",
         )
     hosts = desired.hosts or ()

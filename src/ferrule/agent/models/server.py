@@ -210,7 +210,9 @@ class ModelServer(AddressServer[Engine]):
             )
         ]
         answers, prompts = self._planners
-        return await start_apart_on_hosts(self._options, model, answers.about, prompts.about, self._heard)
+        return await start_apart_on_hosts(
+            self._options, model, answers.about, prompts.about, self._heard, device=divided.prompts.device
+        )
 
     @property
     def _placed(self) -> list[Placed | None]:

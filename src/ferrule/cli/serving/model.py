@@ -120,6 +120,14 @@ PrefillTp = Annotated[
         "where the planner finds that it pays.",
     ),
 ]
+PrefillDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-device",
+        metavar="NAME",
+        help="Where the ranks of --prefill-tp compute, as --device; left out: as the others.",
+    ),
+]
 PrefillHosts = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ import typer
 
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
-from ferrule.cli.serving.apart import hosts_apart, parse_prefill, ranks_here, refuse_apart, run_apart
+from ferrule.cli.serving.apart import device_apart, prefill_of, ranks_here, run_apart
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -27,6 +27,7 @@ from ferrule.cli.serving.model import (
     KvCache,
     MaxContext,
     Pp,
+    PrefillDevice,
     PrefillHosts,
     PrefillTp,
     PrefixCache,
@@ -46,6 +47,7 @@ from ferrule.cli.serving.options import (
     adapters_of,
     origins_of,
     prefix_disk_of,
+    refuse_in_cluster,
     request_log_of,
     saved_plan,
     stream_weights_of,
@@ -216,6 +218,7 @@ def serve(
     ] = None,
     prefill_tp: PrefillTp = None,
     prefill_hosts: PrefillHosts = None,
+    prefill_device: PrefillDevice = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -245,7 +248,7 @@ def serve(
     if len(given) > 1 or models is not None:
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         refuse_for_several({"--shares": shares, "--expert-parallel": whole_experts})
-        refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp, "--prefill-hosts": prefill_hosts})
+        refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp})
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -268,9 +271,8 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    prefill = parse_prefill(prefill_tp)
-    refuse_apart(prefill, plan=plan is not None, replicas=copies is not None, cp=cp is not None)
-    for_prompts = hosts_apart(prefill, prefill_hosts, hosts, cluster=home is not None)
+    others = {"plan": plan, "replicas": copies, "cp": cp}
+    prompts = prefill_of(prefill_tp, prefill_hosts, prefill_device, hosts, cluster=home is not None, **others)
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
     saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts, cp=cp)
     if saved is not None and device is None:
@@ -295,12 +297,7 @@ def serve(
         from ferrule.serve.models import Aliases
         from ferrule.serve.tools.families import check_parser
 
-        if api_key is not None:
-            raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
-        if share_downloads:
-            raise ConfigError("hosts of a cluster send each other what they need: leave --share-downloads out")
-        if request_log == "-":
-            raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
+        refuse_in_cluster(api_key, request_log, share_downloads=share_downloads)
         check_parser(tool_parser)
         Aliases.parse(alias or ())
         if not is_loopback(host) and tls is None and not plain_http:
@@ -337,8 +334,9 @@ def serve(
             expert_exchange=expert_exchange,
             context_parallel=cp,
             shares=by_rank or None,
-            prefill=prefill,
-            prefill_hosts=for_prompts,
+            prefill=prompts.ranks,
+            prefill_hosts=prompts.hosts,
+            prefill_device=prompts.device,
             **own,
             **common,
         )
@@ -357,7 +355,7 @@ def serve(
 
     split = any(given is not None for given in (tp, pp, cp))
     ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
-    prefill = ranks_here(console, prefill, saved)
+    prefill = ranks_here(console, prompts.ranks, saved)
     alone = not several and copies is None and prefill is None
     with (
         listen(
@@ -407,7 +405,8 @@ def serve(
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
         if prefill is not None:
-            run_apart(console, options, prefill, place.plan, front=front, tool_parser=tool_parser, aliases=aliases)
+            served = {"tool_parser": tool_parser, "aliases": aliases}
+            run_apart(console, options, prefill, device_apart(prompts.device, saved), place.plan, front=front, **served)
             return
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
         run_alone(console, options, planner, place, front, tool_parser, aliases)

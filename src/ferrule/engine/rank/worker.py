@@ -35,6 +35,7 @@ from ferrule.engine.rank.encoder.trial import try_encoder
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
 from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.vision.incoming import Incoming
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.warm_up import try_draft, warm_up
@@ -212,7 +213,7 @@ def hand_over_end(
     """That of this rank, where prompts are handed over."""
     if not runner.options.hands_over:
         return nullcontext()
-    assert isinstance(runner, StepRunner)  # `make_runner` refuses others
+    assert isinstance(runner, StepRunner | TorchRunner)  # `make_runner` refuses others
     return HandOverEnd(runner, settings, control.send, secret)
 
 

@@ -18,7 +18,6 @@ from ferrule.plan.search.best import FEW, SEEN, SearchResult, ranked, search
 PAYS = 1.1
 """So many times as soon the first token must come as from the ranks for tokens by themselves: a second copy of the
 model takes the memory of other devices."""
-ON_PROCESSORS = "the built-in engine hands prompts over between processors only"
 _TIMED: frozenset[Objective] = frozenset({"latency", "throughput", "ttft", "answer"})
 
 
@@ -76,10 +75,10 @@ def _pays(question: Question, candidate: Candidate) -> bool:
 
 
 def _obstacle(question: Question, plan: Plan) -> str | None:
-    known = question.cluster.by_name
-    if any(known[name].accelerated for name in plan.all_devices):
-        return ON_PROCESSORS
-    return obstacle_of(question.model, plan)
+    known, model = question.cluster.by_name, question.model
+    if any(known[name].accelerated for name in plan.all_devices) and (reason := model.hand_over_by_tensors_obstacle):
+        return reason
+    return obstacle_of(model, plan)
 
 
 def _best(question: Question, names: Sequence[str], what: str) -> Plan:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 import numpy as np
@@ -22,15 +22,17 @@ from ferrule import fabric
 from ferrule.config import FabricSettings
 from ferrule.config.values import parse_address
 from ferrule.engine.messages import Event, HandedOver, Join, Joined, Parted
-from ferrule.engine.options import PROMPTS, STEP_TIMEOUT
+from ferrule.engine.options import PROMPTS, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.handover.parts import Delivery, Held, deliveries
 from ferrule.engine.rank.handover.receive import Inbox
 from ferrule.engine.rank.handover.send import Outbox, Sent
-from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.handover.store import PartStore
 from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import EngineError, FerruleError
+from ferrule.fabric import Group
 from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.plan import Plan
 from ferrule.secure import derived_key, write_address
 
 MEET_SECONDS = 60.0
@@ -49,17 +51,37 @@ class Told(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
 
 
+class HandingRunner(Protocol):
+    """`Runner` of a rank that computes prompts for others, or answers to theirs. ``outbox``: what it sends, while it is
+    in a hand-over group and computes prompts; the runner fills it layer by layer."""
+
+    world: Group
+    options: RankOptions
+    plan: Plan
+    outbox: Outbox | None
+
+    @property
+    def part_store(self) -> PartStore:
+        """Raises `PlanError` where its caches are kept in a form in which nothing can be handed over."""
+        ...
+
+    @property
+    def held(self) -> Sequence[Held]:
+        """Key/value heads that this rank keeps of each of its layers."""
+        ...
+
+
 class HandOverEnd:
     """End of the rank of ``runner``. ``settings``: of its own group. ``report``: sends an event to the process that
     started the rank; of the group the first rank tells. ``secret``: of which both groups derive a key for each
     hand-over group, so that no key goes over the fabric (`Meet`)."""
 
     def __init__(
-        self, runner: StepRunner, settings: FabricSettings, report: Callable[[Event], None], secret: str
+        self, runner: HandingRunner, settings: FabricSettings, report: Callable[[Event], None], secret: str
     ) -> None:
         self._runner, self._settings, self._report, self._secret = runner, settings, report, secret
         self.prompts = runner.options.hands_over == PROMPTS
-        self.inbox = Inbox(runner.program, runner.held)
+        self.inbox = Inbox(runner.part_store, runner.held)
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._groups: dict[int, fabric.Group] = {}
@@ -161,7 +183,7 @@ class HandOverEnd:
             self.inbox.receive_all(group)
             return
         sending = [each._replace(to=to[each.to]) for each in own]
-        outbox = Outbox(number, group, self._runner.program, self._runner.held, sending, self._sent)
+        outbox = Outbox(number, group, self._runner.part_store, self._runner.held, sending, self._sent)
         self._runner.outbox = outbox
         try:
             group.barrier(timeout=MEET_SECONDS)  # so that the first prompt finds all ready
