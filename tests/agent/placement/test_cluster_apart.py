@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from test_cluster_planner import GB, FakeCluster
+from test_cluster_planner import GB, FakeCluster, form
 
 from agents import desired, make_home
 from ferrule.agent.models import apart as apart_models
@@ -16,11 +16,15 @@ from ferrule.agent.models import server as model_server
 from ferrule.agent.models.apart import alone_with_prompts, wanted_apart
 from ferrule.agent.models.server import ModelServer
 from ferrule.agent.placement import apart as placement
-from ferrule.agent.placement.apart import division, given_division
+from ferrule.agent.placement import planner as planner_module
+from ferrule.agent.placement.apart import division, given_division, planned_division
+from ferrule.agent.placement.planner import ClusterPlanner
+from ferrule.engine import EngineOptions
 from ferrule.engine.types import HandOverUse, Health
 from ferrule.errors import ConfigError
 from ferrule.model import read_model
-from ferrule.plan import ClusterSpec, DeviceSpec, PairSpec, Question, RailSpec, Workload, search_apart
+from ferrule.model.layer import WHOLE
+from ferrule.plan import ClusterSpec, DeviceSpec, PairSpec, Plan, RailSpec, Stage, search
 from ferrule.plan.saved import ModelFacts
 
 DEMO = read_model("demo")
@@ -54,10 +58,49 @@ def test_the_user_gives_prompts_to_some_hosts_and_answers_come_from_the_rest(mon
         asyncio.run(given_division(None, (), ("hostx",)))
 
 
+def test_hosts_are_asked_what_they_have_before_they_are_divided(monkeypatch) -> None:
+    cluster = FakeCluster(monkeypatch, (64 * GB,) * 3)
+    monkeypatch.setattr(placement, "ask_here", cluster.ask_here)
+    options = EngineOptions("x", prefix_cache=True)
+
+    def divided(wanted=()):
+        return asyncio.run(planned_division(None, options, wanted, LLAMA, 8192))
+
+    assert divided() is None, "hosts are alike"
+    assert cluster.described == ["hosta", "hostb", "hostc"]
+    asked = []
+    monkeypatch.setattr(placement, "division", lambda *given: asked.append(given))
+    cluster.answering = cluster.answering[:2]
+    divided()
+    ((model, described, context, names),) = asked
+    assert (model, context, names) == (LLAMA, 8192, ["hosta", "hostb", "hostc"])
+    assert [device.name for device in described.devices] == ["hosta", "hostb"]
+    assert divided(("hostb",)) is None, "one host is not divided"
+    with pytest.raises(ConfigError, match="the cluster has no hostx"):
+        divided(("hostx",))
+
+
+def test_each_group_is_planned_for_what_it_does(monkeypatch) -> None:
+    FakeCluster(monkeypatch, (64 * GB,) * 3)
+    asked = []
+
+    def searched(question):
+        asked.append(question.objective)
+        found = search(question)
+        (first, *_) = found.candidates
+        pages = Stage(("hosta", "hostb"), 0, LLAMA.layers, (WHOLE,) * 2, context=True)
+        spread = replace(first, plan=Plan((pages,)))
+        return replace(found, candidates=(spread, *found.candidates))
+
+    monkeypatch.setattr(planner_module, "search", searched)
+    for role, objective in (("", "latency"), ("answers", "latency"), ("prompts", "ttft")):
+        planner = ClusterPlanner(None, EngineOptions("x", hands_over=role), split=False)
+        deployment = form(planner, LLAMA)
+        assert asked.pop() == objective
+        assert (deployment.options.plan.context > 1) == (role == ""), "blocks go to ranks that keep them whole"
+
+
 def plan_text() -> str:
-    question = Question(DEMO, ClusterSpec((QUICK, LARGE), (CABLE,)), Workload(256, 128))
-    plan = search_apart(question, ["quick"]).plan
-    assert plan.prompts is not None
     stage = {"first_layer": 0, "last_layer": DEMO.layers}
     one = {"stages": [{"devices": ["large"], **stage}], "prompts": {"stages": [{"devices": ["quick"], **stage}]}}
     return json.dumps({"version": 1, "model": vars(ModelFacts.of(DEMO)), "runtime": "ferrule", "plans": [one]})

@@ -13,7 +13,7 @@ from fake_ranks import SPEC, FakePlanner, FakeRanks, FakeStarter
 from ferrule.engine import EngineOptions, SamplingParams
 from ferrule.engine.apart import engine as apart_engine
 from ferrule.engine.apart.engine import ApartEngine
-from ferrule.engine.apart.start import start_apart_on_hosts
+from ferrule.engine.apart.start import _share_memory, start_apart_on_hosts
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import RankOptions
@@ -112,6 +112,17 @@ def test_what_does_not_come_by_itself_is_told(errors: tuple[FerruleError | None,
     with pytest.raises(type(told) if isinstance(told, FerruleError) else PlanError, match=str(told)):
         running(answers, prompts, None)
     assert all(ranks.stopped for each in (answers, prompts) for ranks in each.starter.started)
+
+
+def test_groups_on_one_device_leave_each_other_room() -> None:
+    def share(one: str, other: str) -> bool:
+        return _share_memory(EngineOptions("x", device=one), EngineOptions("x", device=other))
+
+    assert share("cpu", "cpu")
+    assert share("cuda:0", "cuda")
+    assert share("cuda:0,cuda:1", "cuda:1")
+    assert not share("cpu", "cuda")
+    assert not share("cuda:0", "cuda:1")
 
 
 def test_a_plan_says_which_ranks_compute_prompts() -> None:
