@@ -164,7 +164,9 @@ def test_what_a_record_wants_and_what_is_told_of_it() -> None:
     assert wanted_apart(desired(host, prefill=2)).prefill == 2
     assert wanted_apart(desired(host, plan=plan_text())).saved.hosts == ("large",)
     use = HandOverUse("waiting", error="none of the hosts quick answers")
-    told = "prompts are computed where answers are until other ranks are ready (none of the hosts quick answers)"
-    assert alone_with_prompts(Health("ready", hand_over=use)) == told
+    told = "prompts are computed where answers are until other ranks can do so"
+    assert alone_with_prompts(Health("ready", hand_over=use)) == f"{told} (none of the hosts quick answers)"
+    assert alone_with_prompts(Health("ready", hand_over=HandOverUse("ready"))) == f"{told} (they join these)"
+    assert alone_with_prompts(Health("ready", hand_over=HandOverUse("recovering"))) == f"{told} (they are recovering)"
     assert alone_with_prompts(Health("ready", hand_over=replace(use, joined=True))) == ""
     assert alone_with_prompts(Health("ready")) == ""

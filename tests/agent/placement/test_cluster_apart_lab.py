@@ -44,22 +44,24 @@ def test_prompts_go_from_host_to_host_and_answers_go_on_without_that(hosts):
     hosts.run(1, "up", "--no-mdns", "--join", token)
     words = ("serve", "demo", "--tp", "1", "--threads", "1", "--dtype", "float32", "--no-standby")
     shown = hosts.run(0, *words, "--prefill-tp", "1", "--prefill-hosts", "host1", timeout=180)
-    assert "prompts on host1" in shown
+    assert "Prompts on host1" in shown
 
     def use():
         return ask(hosts, "/health")["hand_over"]
 
-    hosts.until(lambda: use()["joined"])
-    (row,) = hosts.models(0)
-    assert (row.hosts, row.note) == (("host0", "host1"), "")
+    def row():
+        (found,) = hosts.models(0)
+        return found
+
+    hosts.until(lambda: use()["joined"] and not row().note)
+    assert (row().strategy, row().hosts) == ("single, prompts apart", ("host0", "host1"))
     assert answer(hosts, 7)
     assert (use()["prompts"], use()["failed"]) == (1, 0)
     hosts.kill(1)
     assert answer(hosts, 11)
-    hosts.until(lambda: use()["state"] == "waiting")
-    (row,) = hosts.models(0)
-    assert row.state == "ready"
-    assert "prompts are computed where answers are until other ranks are ready (none of the hosts host1" in row.note
+    told = "prompts are computed where answers are until other ranks can do so (none of the hosts host1"
+    hosts.until(lambda: use()["state"] == "waiting" and told in row().note)
+    assert row().state == "ready"
     assert answer(hosts, 13)
     assert use()["prompts"] == 1
     hosts.run(1, "up")

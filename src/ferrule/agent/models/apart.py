@@ -54,7 +54,7 @@ async def divide(
         return Divided(
             replace(desired, plan=wanted.saved.alone.to_json(), hosts=wanted.saved.hosts),
             replace(only, plan=prompts.to_json(), hosts=prompts.hosts, device=prompts.device),
-            f"prompts on {', '.join(dict.fromkeys(prompts.hosts))}",
+            f"Prompts on {', '.join(dict.fromkeys(prompts.hosts))}",
         )
     hosts = desired.hosts or ()
     if wanted.prefill:
@@ -73,4 +73,5 @@ def alone_with_prompts(health: Health) -> str:
     use = health.hand_over
     if use is None or use.joined:
         return ""
-    return f"prompts are computed where answers are until other ranks are ready ({use.error or use.state})"
+    why = use.error or ("they join these" if use.state == "ready" else f"they are {use.state}")
+    return f"prompts are computed where answers are until other ranks can do so ({why})"

@@ -240,14 +240,16 @@ class ModelServer(AddressServer[Engine]):
 
     def state(self) -> ServerState:
         placed, engine = [each for each in self._placed if each is not None], self._engine
+        if self._apart and self._planners[0].placed is None:
+            placed = []  # where answers come from is not known yet
         found = ServerState(state="loading", detail=self._detail)
         if placed:
             answering = placed[:1] if self._apart else placed
             predicted = [each.prediction.tokens_per_s for each in answering if each.prediction is not None]
             found = replace(
                 found,
-                plan=". ".join(filter(None, (placed[0].plan.reason, self._apart))),
-                strategy=placed[0].plan.strategy,
+                plan=f"{placed[0].plan.reason.rstrip('.')}. {self._apart}" if self._apart else placed[0].plan.reason,
+                strategy=placed[0].plan.strategy + ", prompts apart" * bool(self._apart),
                 hosts=tuple(host for each in placed for host in each.hosts),
                 predicted=max(predicted, default=None),
             )

@@ -89,4 +89,4 @@ async def given_division(home: ClusterHome, wanted: Sequence[str], prompts: Sequ
     )
     if not rest:
         raise ConfigError(f"no host is left for answers beside {', '.join(prompts)}, which are to compute prompts")
-    return HostDivision(rest, tuple(prompts), f"prompts on {', '.join(prompts)}")
+    return HostDivision(rest, tuple(prompts), f"Prompts on {', '.join(prompts)}")

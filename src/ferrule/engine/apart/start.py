@@ -125,10 +125,10 @@ async def start_apart_on_hosts(
     try:
         await asyncio.wait(loading)
         own, others = (task.exception() for task in loading)
-        if own is not None or (others is not None and not isinstance(others, ModelUnavailable)):
-            raise own or others or ModelUnavailable("the model is not loaded")
-        if others is not None:
+        if isinstance(others, ModelUnavailable) and own is None:
             engine.load_later(others)
+        elif (error := own or others) is not None:
+            raise error
     except BaseException:
         for task in loading:
             task.cancel()
