@@ -102,7 +102,7 @@ class FakeRanks:
             for line in lines:
                 message = json.loads(line)
                 self.asked.append(message)
-                if message["op"] == "meet":
+                if message["op"] in ("meet", "listen", "join"):
                     continue
                 if message["op"] == "cancel":
                     self.open.pop(message["id"], None)

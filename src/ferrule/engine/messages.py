@@ -41,10 +41,12 @@ class Meet(msgspec.Struct, frozen=True, omit_defaults=True, tag="meet", tag_fiel
     """All ranks have done their imports: their time to meet begins.
 
     ``number``: how often ranks of this start have met before; each meeting has a key of its own, which a rank that was
-    given up does not know. ``options``: of this one, for ranks that have met before."""
+    given up does not know. ``options``: of this one, for ranks that have met before. ``secret`` (hexadecimal): from
+    which the keys of hand-over groups are derived; each rank has it from here, by its own control connection."""
 
     number: int = 0
     options: RankOptions | None = None
+    secret: str = ""
 
 
 class Hand(msgspec.Struct, frozen=True, array_like=True):
@@ -99,17 +101,19 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
 
 
 class Listen(msgspec.Struct, frozen=True, tag="listen", tag_field="op"):
-    """The driver is to be the first rank of a hand-over group, and to say where that is joined (`Listening`)."""
+    """The driver is to be the first rank of a hand-over group, and to say where that is joined (`Listening`).
+    ``beyond``: ranks of it are on other hosts."""
+
+    beyond: bool = False
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="op"):
-    """All ranks are to join hand-over group ``number``, of ``size`` ranks, at ``addresses`` and with ``key``
-    (hexadecimal): those of this engine are the ones from ``first`` on, the driver before all others."""
+    """All ranks are to join hand-over group ``number``, of ``size`` ranks, at ``addresses``: those of this engine are
+    the ones from ``first`` on, the driver before all others."""
 
     number: int
     first: int
     size: int
-    key: str
     addresses: tuple[str, ...]
 
 

@@ -9,7 +9,7 @@ from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
 from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, STREAMED, Runtime, runtime_named
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
-from ferrule.plan.search import Apart, SearchResult, best_plan, search, search_apart
+from ferrule.plan.search import SearchResult, best_plan, search, search_apart, with_apart
 
 __all__ = [
     "BLOCK_PAGES",
@@ -18,7 +18,6 @@ __all__ = [
     "PAGE_TOKENS",
     "RUNTIMES",
     "STREAMED",
-    "Apart",
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
@@ -54,4 +53,5 @@ __all__ = [
     "split_advice",
     "split_flags",
     "times_as_fast",
+    "with_apart",
 ]

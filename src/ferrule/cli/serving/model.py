@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ferrule.cli.complete import served_models
+from ferrule.cli.complete import hosts, served_models
 
 DEMO = "demo"
 DEMO_RANKS = 2
@@ -112,12 +112,29 @@ PrefixDisk = Annotated[
     ),
 ]
 PrefillTp = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--prefill-tp",
-        metavar="N",
-        min=1,
-        help="Compute prompts on N further ranks, each layer cut in N parts; those of --tp make the answers.",
+        metavar="N|auto|off",
+        help="Compute prompts on N further ranks, each layer cut in N parts; those of --tp make the answers. auto: "
+        "where the planner finds that it pays.",
+    ),
+]
+PrefillDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-device",
+        metavar="NAME",
+        help="Where the ranks of --prefill-tp compute, as --device; left out: as the others.",
+    ),
+]
+PrefillHosts = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-hosts",
+        metavar="A,B",
+        help="In a cluster: the hosts of the ranks of --prefill-tp; the other ones make the answers.",
+        autocompletion=hosts,
     ),
 ]
 InterTokenLimit = Annotated[

@@ -97,6 +97,16 @@ def tls_of(chain: Path | None, key: Path | None, own: bool, host: str) -> Server
     return ServerTls(chain, key)
 
 
+def refuse_in_cluster(api_key: str | None, request_log: str | None, *, share_downloads: bool) -> None:
+    """Raises `ConfigError` for what models of a cluster do not have."""
+    if api_key is not None:
+        raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+    if share_downloads:
+        raise ConfigError("hosts of a cluster send each other what they need: leave --share-downloads out")
+    if request_log == "-":
+        raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
+
+
 def origins_of(text: str | None, *, keyed: bool) -> tuple[str, ...]:
     origins = tuple(each.strip() for each in text.split(",")) if text else ()
     if origins:

@@ -11,7 +11,7 @@ import typer
 
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
-from ferrule.cli.serving.apart import refuse_apart, run_apart
+from ferrule.cli.serving.apart import device_apart, prefill_of, ranks_here, run_apart
 from ferrule.cli.serving.engines import AUTO, OWN, EngineName, guest_for, members_of, refuse_guest, run_guest
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
@@ -28,6 +28,8 @@ from ferrule.cli.serving.model import (
     KvCache,
     MaxContext,
     Pp,
+    PrefillDevice,
+    PrefillHosts,
     PrefillTp,
     PrefixCache,
     PrefixDisk,
@@ -50,6 +52,7 @@ from ferrule.cli.serving.options import (
     adapters_of,
     origins_of,
     prefix_disk_of,
+    refuse_in_cluster,
     request_log_of,
     saved_plan,
     stream_weights_of,
@@ -201,6 +204,8 @@ def serve(
     alias: AliasFlags = None,
     replicas: ReplicasFlag = None,
     prefill_tp: PrefillTp = None,
+    prefill_hosts: PrefillHosts = None,
+    prefill_device: PrefillDevice = None,
     memory_limit: MemoryLimit = None,
     engine: EngineName = AUTO,
 ) -> None:
@@ -250,9 +255,8 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    refuse_apart(
-        prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None, cp=cp is not None
-    )
+    others = {"plan": plan, "replicas": copies, "cp": cp}
+    prompts = prefill_of(prefill_tp, prefill_hosts, prefill_device, hosts, cluster=home is not None, **others)
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
     saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts, cp=cp)
     if saved is not None and device is None:
@@ -278,12 +282,7 @@ def serve(
         from ferrule.serve.models import Aliases
         from ferrule.serve.tools.families import check_parser
 
-        if api_key is not None:
-            raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
-        if share_downloads:
-            raise ConfigError("hosts of a cluster send each other what they need: leave --share-downloads out")
-        if request_log == "-":
-            raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
+        refuse_in_cluster(api_key, request_log, share_downloads=share_downloads)
         check_parser(tool_parser)
         Aliases.parse(alias or ())
         if not is_loopback(host) and tls is None and not plain_http:
@@ -320,6 +319,9 @@ def serve(
             expert_exchange=expert_exchange,
             context_parallel=cp,
             shares=by_rank or None,
+            prefill=prompts.ranks,
+            prefill_hosts=prompts.hosts,
+            prefill_device=prompts.device,
             **own,
             **common,
         )
@@ -338,7 +340,8 @@ def serve(
 
     split = any(given is not None for given in (tp, pp, cp))
     ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
-    alone = not several and copies is None and prefill_tp is None and engine in (AUTO, OWN)
+    prefill = ranks_here(console, prompts.ranks, saved)
+    alone = not several and copies is None and prefill is None and engine in (AUTO, OWN)
     with (
         listen(
             host,
@@ -378,7 +381,7 @@ def serve(
             **own,
             **common,
         )
-        own_flags = {"--plan": plan, "--replicas": copies, "--prefill-tp": prefill_tp}
+        own_flags = {"--plan": plan, "--replicas": copies, "--prefill-tp": prefill}
         guest = guest_for(console, engine, options, own_flags, demo=demo)
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
         served = {"tool_parser": tool_parser, "aliases": aliases}
@@ -389,12 +392,12 @@ def serve(
         if copies is not None:
             run_replicas(console, options, copies, split=split, front=front, **served)
             return
-        if prefill_tp is not None:
-            run_apart(console, options, prefill_tp, split=split, demo=demo, front=front, **served)
-            return
         if saved is None:
             place = placing(console, options, make_room, split=split, demo=demo)
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
+        if prefill is not None:
+            run_apart(console, options, prefill, device_apart(prompts.device, saved), place.plan, front=front, **served)
+            return
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
         run_alone(console, options, planner, place, front, tool_parser, aliases)

@@ -73,9 +73,10 @@ TEXT_ONLY = "this model takes text only, no images"
 
 
 class LocalEngine:
-    """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
+    """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`. ``secret``: that
+    of `Meet`."""
 
-    def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
+    def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner, secret: str = "") -> None:
         told = rank_options(options, model)
         self.name = name_of(options, model.directory)
         self.created = int(time.time())
@@ -111,7 +112,7 @@ class LocalEngine:
         """Called when the ranks are lost, before their requests wait; when they are back; and when they never will."""
         self.on_hand_over: Callable[[HandOverEvent], None] = lambda event: None
         """Called with what the ranks say of prompts that go from one group of them to another."""
-        self._supervisor = RankSupervisor(told, planner, self)
+        self._supervisor = RankSupervisor(told, planner, self, secret=secret)
 
     async def load(self, on_progress: ProgressCallback | None) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""

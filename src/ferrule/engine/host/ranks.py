@@ -108,10 +108,13 @@ def _place(rank: int, started: StartedRanks) -> str:
 
 
 class Ranks:
-    """The ranks of one deployment: relays their messages, and tells when one is lost. Made by `start`."""
+    """The ranks of one deployment: relays their messages, and tells when one is lost. Made by `start`. ``secret``: as
+    of `Meet`."""
 
-    def __init__(self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
-        self._started = started
+    def __init__(
+        self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None], secret: str = ""
+    ) -> None:
+        self._started, self._secret = started, secret
         self._driver = options.plan.driver
         self._on_event = on_event
         self._failure = RankFailure()
@@ -127,9 +130,11 @@ class Ranks:
         self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
 
     @classmethod
-    async def start(cls, starter: RankStarter, options: RankOptions, on_event: Callable[[int, Event], None]) -> Self:
+    async def start(
+        cls, starter: RankStarter, options: RankOptions, on_event: Callable[[int, Event], None], secret: str = ""
+    ) -> Self:
         """``on_event(rank, event)`` is called for each message of a rank. Raises what the starter raises."""
-        ranks = cls(await starter.start(options), options, on_event)
+        ranks = cls(await starter.start(options), options, on_event, secret)
         try:
             for rank, ours in enumerate(ranks._started.sockets):
                 await ranks._connect(rank, ours)
@@ -259,7 +264,7 @@ class Ranks:
     def _meet_all(self) -> None:
         for rank in range(len(self._writers)):
             options = self._started.options_of(rank, self._options) if self._meetings else None
-            self._tell(rank, Meet(self._meetings, options))
+            self._tell(rank, Meet(self._meetings, options, self._secret))
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

@@ -38,6 +38,7 @@ class RankSupervisor:
         planner: Planner,
         served: Served,
         clock: Callable[[], float] = time.monotonic,
+        secret: str = "",
     ) -> None:
         self.state: State = "loading"
         self.error: FerruleError | None = None
@@ -49,7 +50,7 @@ class RankSupervisor:
         self.moving = False
         """Whether it is away only because it moves to a better place."""
         self.options, self._planner, self._served, self._clock = options, planner, served, clock
-        self._restarts = RestartPolicy()
+        self._restarts, self._secret = RestartPolicy(), secret
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
         self._deployment: Deployment | None = None
@@ -98,7 +99,7 @@ class RankSupervisor:
         self._deployment = deployment
         options = self._to_start(deployment, patience)
         start = Start(options.plan, self._served)
-        ranks = await Ranks.start(deployment.starter, options, start.heard)
+        ranks = await Ranks.start(deployment.starter, options, start.heard, self._secret)
         try:
             await start.done(ranks)
         except BaseException:

@@ -102,7 +102,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Tokens of several sequences, end to end, and what is to be done before, in this order: ``closed``, the requests
     of which nothing more is wanted from other ranks, and ``opened``, those that begin to come; ``kept``, then
     ``released``, the sequences whose caches are to be dropped, those of ``spans`` that start with blocks, ``dropped``

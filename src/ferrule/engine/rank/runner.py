@@ -201,7 +201,7 @@ def choose_runner(
     device = open_device(names[world.rank], options.threads)
     if encodes(read_config(Path(options.directory))):
         _refuse_streaming(options, "encoders are run by transformers' modules")
-        _refuse_hand_over(options, "encoders are run by transformers' modules")
+        _refuse_hand_over(options)
         _refuse_context(options, "encoders keep none")
         return EncoderRunner(options, world, device, on_progress)
     if _in_host_memory(names):  # the native library computes there
@@ -214,7 +214,6 @@ def choose_runner(
         why = "a rank has a device of its own"
     _refuse_context(options, why)
     _refuse_streaming(options, why)
-    _refuse_hand_over(options, why)
     if any(shard.exchange for shard in options.plan.shards):
         log.warning("tokens are sent to their experts by native step programs only: %s; all go to every rank", why)
     alike = _alike(names)
@@ -242,7 +241,7 @@ def _refuse_streaming(options: RankOptions, why: str) -> None:
         raise PlanError(f"--stream-weights: {told}")
 
 
-def _refuse_hand_over(options: RankOptions, why: str) -> None:
+def _refuse_hand_over(options: RankOptions) -> None:
     """Raises `PlanError` where prompts are computed by other ranks than answers."""
     if options.hands_over:
-        raise PlanError(f"--prefill-tp: prompts are handed over by native step programs only, on processors: {why}")
+        raise PlanError("--prefill-tp: an encoder makes no answers, to whose ranks prompts could be handed over")

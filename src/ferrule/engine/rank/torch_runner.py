@@ -3,14 +3,16 @@ one after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ferrule.engine.architectures import key_value_heads
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.engine.devices.staging import StagedGroup
@@ -22,11 +24,16 @@ from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
 from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
+from ferrule.engine.rank.handover.parts import Held, first_heads
+from ferrule.engine.rank.handover.send import Outbox, Piece
+from ferrule.engine.rank.handover.tensors import TensorParts
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.rank.probe import output_of
+from ferrule.engine.rank.step.operations import CacheLayer
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.vision.tower import Tower, depths_of
 from ferrule.engine.types import Progress, StreamUse
+from ferrule.errors import PlanError
 from ferrule.fabric import Group
 
 
@@ -90,6 +97,8 @@ class TorchRunner:
         self._layouts: dict[int, Layout] | None = None
         self._graph_memory = 0
         self.captured: CapturedSteps | None = None
+        self._parts: TensorParts | None = None
+        self.outbox: Outbox | None = None
 
     @property
     def keeps(self) -> bool:
@@ -106,7 +115,7 @@ class TorchRunner:
                 group.renew()
         if self.shared is not None:
             self.shared.close()
-        self.captured = self.shared = self._layouts = None
+        self.captured = self.shared = self._layouts = self._parts = self.outbox = None
         self._graph_memory = 0
         self.model.cache.clear()
         if self._tower is not None:
@@ -114,10 +123,15 @@ class TorchRunner:
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """See `Runner.run`."""
+        pieces = [] if self.outbox is None else self.outbox.pieces(batch)
+        with self._handing(pieces):
+            return self._run(batch, features)
+
+    def _run(self, batch: Batch, features: Sequence[bytes]) -> Tensor | None:
         self._before(batch)
         if not batch.spans:
             return None
-        size = None if self.captured is None else self.captured.size(batch)
+        size = None if self.captured is None or batch.handed else self.captured.size(batch)
         with torch.inference_mode():
             if self.captured is not None and size is not None:
                 output = self._rows_of(batch, self.captured.run(batch, size, self._receive))
@@ -183,8 +197,55 @@ class TorchRunner:
         """See `Runner.unshared`."""
         reason = unfit_blocks(self.model.cache, self.model.base, sequence)
         if reason is None:
-            self.shared = SharedBlocks(TensorBlocks(self.model.cache, self.device, sequence))
+            blocks = TensorBlocks(self.model.cache, self.device, sequence)
+            self.shared = SharedBlocks(blocks)
+            if self._layouts and self.model.cache.codes is None:
+                self._parts = TensorParts(blocks, self.device, self._layouts)
         return reason
+
+    @property
+    def part_store(self) -> TensorParts:
+        """See `HandingRunner.part_store`: keys and values as numbers, of each head."""
+        if self._parts is None:
+            why = "its layers keep something else of a token than a key and a value of each head"
+            if self.model.cache.codes is not None:
+                why = f"leave --kv-cache {self.options.kv_cache} out"
+            raise PlanError(f"--prefill-tp: the caches of {self.device_title} cannot be handed over: {why}")
+        return self._parts
+
+    @property
+    def held(self) -> list[Held]:
+        """See `HandingRunner.held`."""
+        config: Any = self.model.model.config
+        config = config.get_text_config()
+        heads = int(config.num_attention_heads), key_value_heads(config)
+        layouts = self._layouts or {}
+        layers = [CacheLayer(layouts[each].heads, layouts[each].key, layouts[each].value) for each in sorted(layouts)]
+        return self.part_store.held(first_heads(layers, self.shard, *heads))
+
+    @contextmanager
+    def _handing(self, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Send what the batch that is run inside keeps of ``pieces``: each layer is on its way to the host while later
+        ones are computed."""
+        if not pieces or self.outbox is None:
+            yield
+            return
+        outbox, store = self.outbox, self.part_store
+        places = {layer: place for place, layer in enumerate(store.layers)}
+        hooks = []
+        for module in list(self.model.base.layers):  # type: ignore[arg-type]
+            number = next((each.layer_idx for each in module.modules() if hasattr(each, "layer_idx")), None)
+            if number in places:
+                computed = partial(_computed, store, places[number], pieces)
+                hooks.append(module.register_forward_hook(computed))
+        try:
+            yield
+            for place in range(len(places)):
+                outbox.layer(place, pieces)
+        finally:
+            store.forget()
+            for hook in hooks:
+                hook.remove()
 
     @property
     def copies_blocks(self) -> bool:
@@ -302,3 +363,8 @@ class TorchRunner:
         if not self.shard.has_head or len(rows) == len(output):
             return output
         return output.index_select(0, self.device.upload(torch.tensor(rows, dtype=torch.long)))
+
+
+def _computed(store: TensorParts, place: int, pieces: Sequence[Piece], *_: object) -> None:
+    """A hook of a layer."""
+    store.fetch(place, pieces)

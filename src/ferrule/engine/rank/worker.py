@@ -35,6 +35,7 @@ from ferrule.engine.rank.encoder.trial import try_encoder
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
 from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.vision.incoming import Incoming
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.warm_up import try_draft, warm_up
@@ -94,7 +95,7 @@ def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) ->
         meeting = at_meeting(settings, meet.number)
         with fabric.init(settings=meeting, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
             try:
-                serve_in(world, meeting, options, control, use, part)
+                serve_in(world, meeting, options, control, use, part, meet.secret)
             except FabricError as error:
                 happened = error.happened if isinstance(error, PeerLost) else str(error)
                 control.send(Failed(type(error).__name__, happened, lost_rank(world), keeps=part.stays))
@@ -133,8 +134,9 @@ def serve_in(
     control: Control,
     use: DeviceUse,
     part: Part,
+    secret: str,
 ) -> None:
-    """``settings``: by which it met the others. ``part``: of this rank, if it has it already."""
+    """``settings``: by which it met the others. ``part``: of this rank, if it has it already. ``secret``: of `Meet`."""
     base = peak = private_bytes()
     if part.info is not None:
         base, peak = part.info.base_bytes, part.info.peak_bytes
@@ -193,7 +195,7 @@ def serve_in(
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
     use.starting, part.runner, part.draft, part.info = False, runner, draft, info
-    with hand_over_end(runner, settings, control) as end:
+    with hand_over_end(runner, settings, control, secret) as end:
         control.send(Ready(info, trial.cache_tokens))
         if world.rank == options.plan.driver:
             incoming, short = Incoming(seeing_of(obtained.directory)), short_context(config)
@@ -206,13 +208,13 @@ def serve_in(
 
 
 def hand_over_end(
-    runner: Runner, settings: FabricSettings, control: Control
+    runner: Runner, settings: FabricSettings, control: Control, secret: str
 ) -> AbstractContextManager[HandOverEnd | None]:
     """That of this rank, where prompts are handed over."""
     if not runner.options.hands_over:
         return nullcontext()
-    assert isinstance(runner, StepRunner)  # `make_runner` refuses others
-    return HandOverEnd(runner, settings, control.send)
+    assert isinstance(runner, StepRunner | TorchRunner)  # `make_runner` refuses others
+    return HandOverEnd(runner, settings, control.send, secret)
 
 
 def transports(world: fabric.Group) -> str:

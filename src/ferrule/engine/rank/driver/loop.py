@@ -224,7 +224,7 @@ class Driver:
             elif isinstance(order, Unhanded) and self.awaiting is not None:
                 self.awaiting.give_up(order.id)
             elif isinstance(order, Listen) and self.end is not None:
-                self.control.send(Listening(self.end.listen()))
+                self.control.send(Listening(self.end.listen(beyond=order.beyond)))
             elif isinstance(order, Join) and self.end is not None:
                 self._order(self.scheduler.idle_batch(Batch(kind=Kind.IDLE, joined=order)))
         for order, matcher in list(self.opening.values()):

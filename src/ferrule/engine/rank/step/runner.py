@@ -126,6 +126,11 @@ class StepRunner:
         self.outbox: Outbox | None = None
 
     @property
+    def part_store(self) -> Program:
+        """See `HandingRunner.part_store`."""
+        return self.program
+
+    @property
     def held(self) -> list[Held]:
         """Key/value heads that this rank keeps of each of its layers."""
         firsts = first_heads(self.description.layers, self.shard, *self._heads)
