@@ -6,13 +6,11 @@ the process that started them says so.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -21,18 +19,16 @@ import numpy as np
 
 from ferrule import fabric
 from ferrule.config import FabricSettings
-from ferrule.config.values import parse_address
 from ferrule.engine.messages import Event, HandedOver, Join, Joined, Parted
 from ferrule.engine.options import PROMPTS, STEP_TIMEOUT
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.handover.meeting import open_listener, settings_to_join
 from ferrule.engine.rank.handover.parts import Delivery, Held, deliveries
 from ferrule.engine.rank.handover.receive import Inbox
 from ferrule.engine.rank.handover.send import Outbox, Sent
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import EngineError, FerruleError
-from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.secure.token import write_address
 
 MEET_SECONDS = 60.0
 """In which the ranks of both groups must have found each other; those in a long step come late."""
@@ -78,12 +74,8 @@ class HandOverEnd:
         """Where the next group is joined: this rank is its first one. Addresses with a port."""
         if self._listener is not None:
             self._listener.close()
-        here = all(_is_loopback(host) for host, _ in self._settings.addresses)
-        self._listener = socket.create_server(("127.0.0.1" if here else "", 0), backlog=128)
-        port = int(self._listener.getsockname()[1])
-        faces = () if here else own_interfaces(self._settings.interfaces)
-        hosts = [face.address for face in faces if face.ip.version == 4] or ["127.0.0.1"]
-        return tuple(write_address((host, port)) for host in hosts)
+        self._listener, addresses = open_listener(self._settings)
+        return addresses
 
     def obey(self, batch: Batch) -> None:
         """What ``batch`` says of hand-overs; to be called before it is run."""
@@ -107,15 +99,7 @@ class HandOverEnd:
         world, driver = self._runner.world, self._runner.plan.driver
         rank = join.first + (world.rank - driver) % world.size
         listener = self._listener if rank == 0 else None
-        settings = replace(
-            self._settings,
-            rank=rank,
-            world_size=join.size,
-            addresses=tuple(parse_address(each, "the group's address") for each in join.addresses),
-            key=bytes.fromhex(join.key),
-            listen_fd=None if listener is None else listener.detach(),
-            listen=None,
-        )
+        settings = settings_to_join(self._settings, join, rank, listener)
         self._thread = threading.Thread(target=self._serve, args=(settings, join.number), name="hand-over", daemon=True)
         self._thread.start()
 
@@ -188,10 +172,3 @@ def obeyed(end: HandOverEnd | None, batch: Batch) -> None:
     """`HandOverEnd.obey` where there is one."""
     if end is not None:
         end.obey(batch)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
