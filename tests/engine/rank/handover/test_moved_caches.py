@@ -13,6 +13,8 @@ from test_hand_over import spec_of
 from tiny_models import make
 
 from ferrule.engine.rank.cache.prefix import BLOCK
+from ferrule.engine.rank.handover.exchange import Exchange
+from ferrule.fabric import Group
 from ferrule.plan import Plan, make_plan
 
 ORDERS = (
@@ -100,5 +102,33 @@ def test_ranks_that_stay_go_on_with_those_that_take_the_places_of_others(
         assert go_on(new, ORDERS, made) == expected
         assert_not_computed_again(new, made, expected)
     finally:
+        if new is not None:
+            new.stop()
+
+
+def test_what_is_lost_in_mid_move_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make("llama", tmp_path)
+    expected = answers(directory, ORDERS).tokens
+    old = Session(directory, plan_of("one", directory))
+    new = None
+    round_ = Exchange._round
+
+    def losing(exchange: Exchange, group: Group, first: int, count: int) -> float:
+        if first and exchange.taker is None:
+            group.abort("a test ends it")
+        return round_(exchange, group, first, count)
+
+    monkeypatch.setattr(Exchange, "_round", losing)
+    try:
+        old.begin(ORDERS)
+        old.hold()
+        made = old.tokens()
+        new = Session(directory, plan_of("even", directory))
+        taken = new.take_over(old)
+        assert taken.tokens == BLOCK < taken.asked
+        assert taken.reason
+        assert go_on(new, ORDERS, made) == expected
+    finally:
+        old.stop()
         if new is not None:
             new.stop()
