@@ -125,7 +125,8 @@ def test_what_is_lost_in_mid_move_is_computed_again(tmp_path: Path, monkeypatch:
         made = old.tokens()
         new = Session(directory, plan_of("even", directory))
         taken = new.take_over(old)
-        assert taken.tokens == BLOCK < taken.asked
+        assert taken.tokens in (0, BLOCK)  # the abort may overtake the end of the first round
+        assert taken.asked > BLOCK
         assert taken.reason
         assert go_on(new, ORDERS, made) == expected
     finally:
