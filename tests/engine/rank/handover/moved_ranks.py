@@ -180,8 +180,9 @@ class Session:
 
 
 def go_on(session: Session, orders: Sequence[Add], made: dict[int, list[int]]) -> dict[int, list[int]]:
-    """All tokens of ``orders``, of which so many were ``made``."""
-    for order in orders:
+    """All tokens of ``orders``, of which so many were ``made``; some may have ended before the model moved."""
+    left = [order for order in orders if len(made[order.id]) < (order.params.max_tokens or CONTEXT)]
+    for order in left:
         session.driver.down.put(Add(order.id, order.prompt, tuple(made[order.id]), order.params))
-    session.finish(orders)
-    return {order.id: made[order.id] + session.tokens()[order.id] for order in orders}
+    session.finish(left)
+    return {order.id: made[order.id] + session.tokens().get(order.id, []) for order in orders}

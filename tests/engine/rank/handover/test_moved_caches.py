@@ -19,10 +19,11 @@ from ferrule.plan import Plan, make_plan
 
 ORDERS = (
     add(1, prompt(7, 2 * BLOCK + 9), max_tokens=30),
-    add(2, prompt(8, 40), max_tokens=40),
-    add(3, (*prompt(7, 2 * BLOCK + 9)[: BLOCK + 3], *prompt(9, 70)), max_tokens=30),
+    add(2, prompt(8, 40), max_tokens=90),
+    add(3, (*prompt(7, 2 * BLOCK + 9)[: BLOCK + 3], *prompt(9, 70)), max_tokens=80),
 )
-"""The last one begins with a block of the first; the second has none."""
+"""The last one begins with a block of the first; the second has none. They are so long that they go on when the first
+one, whose prompt is the longest, has begun."""
 HELD, REUSED = 3, 4
 """Blocks of their prompts that are held at least, and with which they begin: the first and the last share one."""
 
