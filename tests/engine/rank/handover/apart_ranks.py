@@ -45,11 +45,12 @@ from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.warm_up import warm_up
 from ferrule.engine.rank.worker import follow
 from ferrule.engine.types import SamplingParams
-from ferrule.errors import FabricError
+from ferrule.errors import EngineError, FabricError
 from ferrule.fabric import Group
 from ferrule.plan import Plan
 
 SECONDS = 120.0
+LOOK_SECONDS = 0.05
 SETTINGS = FabricSettings(key=b"k" * 32, calibrate="never", heartbeat=0.0)
 
 
@@ -59,9 +60,17 @@ class Line:
     def __init__(self) -> None:
         self.down: queue.Queue[Order] = queue.Queue()
         self.up: queue.Queue[Event] = queue.Queue()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Its end is gone: who looks for orders is told so."""
+        self._closed.set()
 
     def orders(self, wait: float) -> list[Order]:
         found: list[Order] = []
+        if self._closed.is_set():
+            raise EngineError("the test is done")
+        wait = min(wait, LOOK_SECONDS)
         with suppress(queue.Empty):
             found.append(self.down.get(timeout=wait) if wait else self.down.get_nowait())
             while True:

@@ -15,6 +15,7 @@ from ferrule.engine.messages import (
     Cancel,
     Embed,
     Embedded,
+    Hold,
     Join,
     Learn,
     Listen,
@@ -22,6 +23,7 @@ from ferrule.engine.messages import (
     Load,
     NewToken,
     Refused,
+    TakeOver,
     Tokens,
     Unhanded,
 )
@@ -33,6 +35,7 @@ from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.driver.drafting import Drafting, Drafts
 from ferrule.engine.rank.driver.handover import Awaiting
 from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.moving import Moving
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
@@ -41,6 +44,7 @@ from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.driver.told import new_tokens
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
+from ferrule.engine.rank.handover.keeper import Keeper
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler
@@ -76,6 +80,7 @@ class Driver:
         incoming: Incoming | None = None,
         draft: Drafts | None = None,
         end: HandOverEnd | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
@@ -111,6 +116,9 @@ class Driver:
         self.awaiting: Awaiting | None = None
         if end is not None and not end.prompts and self.prefixes.enabled:
             self.awaiting = Awaiting(end, self.prefixes, control.send)
+        self.moving: Moving | None = None
+        if keeper is not None:
+            self.moving = Moving(keeper, self.scheduler, self.prefixes, self._order)
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
@@ -119,19 +127,21 @@ class Driver:
         self.reported = Load(0, 0)
 
     def loop(self) -> None:
-        while True:
+        """Until the model moves elsewhere."""
+        while self.moving is None or not self.moving.keeper.leaves:
             self.step()
 
     def step(self) -> None:
         """Take in requests and run a batch, if there is any."""
-        busy = bool(self.under_way or self.scheduler.by_identity)
+        moving = self.moving if self.moving is not None and self.moving.asked is not None else None
+        busy = bool(self.under_way or self.scheduler.by_identity) and not (moving and moving.stopped)
         self._take_requests(0.0 if busy else OPENING_PERIOD if self._pending else IDLE_PERIOD)
         if not busy:
             self.since = time.perf_counter()
         if self.unread is not None:
             self._go_on(*self.unread)
             return
-        while len(self.under_way) < self.depth:
+        while len(self.under_way) < self.depth and moving is None:
             if self.scheduler.seeks():
                 if self.under_way:
                     break
@@ -153,6 +163,8 @@ class Driver:
             self._finish(batch)
             if len(batch.tokens) >= BLOCK:
                 self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
+        elif moving is not None and moving.asked is not None and not moving.stopped:
+            moving.hold(moving.asked)
         elif not busy:
             self._order(self.scheduler.idle_batch())
         if not self.scheduler.by_identity:  # else the next step says so at once
@@ -225,6 +237,8 @@ class Driver:
                 self.awaiting.give_up(order.id)
             elif isinstance(order, Listen) and self.end is not None:
                 self.control.send(Listening(self.end.listen(beyond=order.beyond)))
+            elif isinstance(order, Listen | Hold | TakeOver) and self.moving is not None:
+                self.moving.obey(order)
             elif isinstance(order, Join) and self.end is not None:
                 self._order(self.scheduler.idle_batch(Batch(kind=Kind.IDLE, joined=order)))
         for order, matcher in list(self.opening.values()):

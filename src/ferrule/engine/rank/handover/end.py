@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -20,10 +19,10 @@ import numpy as np
 
 from ferrule import fabric
 from ferrule.config import FabricSettings
-from ferrule.config.values import parse_address
 from ferrule.engine.messages import Event, HandedOver, Join, Joined, Parted
 from ferrule.engine.options import PROMPTS, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.handover.meeting import open_listener, settings_to_join
 from ferrule.engine.rank.handover.parts import Delivery, Held, deliveries
 from ferrule.engine.rank.handover.receive import Inbox
 from ferrule.engine.rank.handover.send import Outbox, Sent
@@ -31,9 +30,8 @@ from ferrule.engine.rank.handover.store import PartStore
 from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import EngineError, FerruleError
 from ferrule.fabric import Group
-from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.plan import Plan
-from ferrule.secure import derived_key, write_address
+from ferrule.secure import derived_key
 
 MEET_SECONDS = 60.0
 """In which the ranks of both groups must have found each other; those in a long step come late."""
@@ -104,11 +102,8 @@ class HandOverEnd:
         of other hosts; the fabric lets none in without the group's key."""
         if self._listener is not None:
             self._listener.close()
-        self._listener = socket.create_server(("" if beyond else LOOPBACK, 0), backlog=128)
-        port = int(self._listener.getsockname()[1])
-        faces = own_interfaces(self._settings.interfaces) if beyond else ()
-        hosts = [face.address for face in faces if face.ip.version == 4] or [LOOPBACK]
-        return tuple(write_address((host, port)) for host in hosts)
+        self._listener, addresses = open_listener(self._settings, beyond=beyond)
+        return addresses
 
     def obey(self, batch: Batch) -> None:
         """What ``batch`` says of hand-overs; to be called before it is run."""
@@ -132,15 +127,8 @@ class HandOverEnd:
         world, driver = self._runner.world, self._runner.plan.driver
         rank = join.first + (world.rank - driver) % world.size
         listener = self._listener if rank == 0 else None
-        settings = replace(
-            self._settings,
-            rank=rank,
-            world_size=join.size,
-            addresses=tuple(parse_address(each, "the group's address") for each in join.addresses),
-            key=bytes.fromhex(derived_key(bytes.fromhex(self._secret), f"hand-over {join.number}")),
-            listen_fd=None if listener is None else listener.detach(),
-            listen=None,
-        )
+        key = derived_key(bytes.fromhex(self._secret), f"hand-over {join.number}")
+        settings = settings_to_join(self._settings, join, rank, listener, key)
         self._thread = threading.Thread(target=self._serve, args=(settings, join.number), name="hand-over", daemon=True)
         self._thread.start()
 
