@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from ferrule.errors import ConfigError
-from ferrule.model import MTP
 
 GUESSED, MOST_GUESSED = 8, 32
 """Tokens that are guessed at once at most, and those that may be asked for."""
@@ -43,7 +42,7 @@ def parse_speculation(text: str) -> Speculate:
     if 1 <= int(count) <= MOST_GUESSED:
         if given == "ngram":
             return Speculate("ngram", int(count))
-        if given == MTP:
+        if given == "mtp":
             return Speculate("mtp", int(count))
         if method == "draft" and model:
             here = Path(model).expanduser()
