@@ -1,4 +1,4 @@
-"""A model that moves in mid-answer, its ranks as processes: the answer goes on with the caches that the old ranks had."""
+"""A model that moves in mid-answer, its ranks as processes: its answer goes on with the caches of the old ranks."""
 
 from __future__ import annotations
 
