@@ -78,7 +78,7 @@ def test_ranks_of_vllm_on_two_hosts(hosts, tmp_path):
     token = token_in(hosts.run(0, "up", "--no-mdns"))
     hosts.run(1, "up", "--no-mdns", "--join", token)
     agents = sorted(hosts.lab.processes())
-    command = [*FERRULE, "serve", str(demo_path()), "--engine", "vllm", "--tp", "2", "--port", PORT]
+    command = [*FERRULE, "serve", str(demo_path()), "--engine", "vllm", "--tp", "2", "--trust-cables", "--port", PORT]
     command += ["--hosts", "host0,host1"]
     with hosts.lab.popen(0, command, env=hosts.env(0), stdout=subprocess.PIPE, text=True) as server:
         told = ""
@@ -116,7 +116,7 @@ def test_vllm_itself_on_two_hosts(emulated_hosts, tmp_path):
         hosts = Hosts(lab, tmp_path)
         token = token_in(hosts.run(0, "up", "--no-mdns"))
         hosts.run(1, "up", "--no-mdns", "--join", token)
-        command = [*FERRULE, "serve", str(model), "--engine", "vllm", "--tp", "2", "--port", PORT]
+        command = [*FERRULE, "serve", str(model), "--engine", "vllm", "--tp", "2", "--trust-cables", "--port", PORT]
         command += ["--hosts", "host0,host1", "--max-context", "512", "--threads", "1"]
         with lab.popen(0, command, env=hosts.env(0), stdout=subprocess.PIPE, text=True) as server:
             while "Ctrl-C" not in (line := server.stdout.readline()):

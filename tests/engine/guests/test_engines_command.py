@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from ferrule.cli.main import app
-from ferrule.cli.serving.engines import guest_for
+from ferrule.cli.serving.engines import guest_for, members_of
 from ferrule.engine import EngineOptions
 from ferrule.engine.guests import choice
 from ferrule.engine.guests.choice import ModelFacts
@@ -90,3 +91,9 @@ def test_what_serve_refuses(words: tuple[str, ...], told: str) -> None:
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--here", *words], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert told in result.output.replace("\n", " ")
+
+
+def test_who_listens_without_a_key_on_several_hosts_needs_the_users_word() -> None:
+    with pytest.raises(ConfigError, match=r"vllm on several hosts listens .* without a key.*--trust-cables"):
+        members_of(cast(Any, object()), "a,b", "vllm", trusted=False)
+    assert members_of(None, None, "vllm", trusted=False) is None

@@ -30,6 +30,12 @@ EngineName = Annotated[
 ]
 
 
+TrustCables = Annotated[
+    bool,
+    typer.Option("--trust-cables", help="Of vLLM on several hosts: let it listen there without a key."),
+]
+
+
 def refuse_guest(engine: str, where: str, cure: str = "leave it out") -> None:
     """Raises `ConfigError` where a guest was asked for ``where`` only the built-in engine serves."""
     if engine not in (AUTO, OWN):
@@ -69,17 +75,23 @@ def guest_for(
     return guest
 
 
-def members_of(home: ClusterHome | None, hosts: str | None, engine: str) -> Members | None:
-    """Those of the cluster's hosts that ``--hosts`` names for the ranks of a guest; None where it has no say. Raises
-    `ConfigError` and `ClusterError`."""
+def members_of(home: ClusterHome | None, hosts: str | None, engine: str, *, trusted: bool) -> Members | None:
+    """Those of the cluster's hosts that ``--hosts`` names for the ranks of a guest; None where it has no say.
+    ``trusted``: it may listen there without a key. Raises `ConfigError` and `ClusterError`."""
     if home is None or hosts is None or engine in (AUTO, OWN):
         return None
     from ferrule.cluster.client import ask
     from ferrule.cluster.messages import GetStatus
     from ferrule.engine.guests.members import Members
+    from ferrule.engine.guests.registry import guest_named
 
-    up = {each.name: each for each in ask(home, GetStatus()).hosts if each.is_up}
     named = [each.strip() for each in hosts.split(",")]
+    if len(named) > 1 and guest_named(engine).listens_openly and not trusted:
+        raise ConfigError(
+            f"{engine} on several hosts listens on their cables without a key, and whoever reaches these ports may run "
+            "programs there: say --trust-cables if only these hosts are on the cables, or leave --engine out"
+        )
+    up = {each.name: each for each in ask(home, GetStatus()).hosts if each.is_up}
     away = [each for each in named if each not in up]
     if away:
         raise ConfigError(f"--hosts: {away[0]} is no host of the cluster {home.name!r} that is up; see ferrule status")

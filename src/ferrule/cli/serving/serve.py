@@ -12,7 +12,16 @@ import typer
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
 from ferrule.cli.serving.apart import device_apart, prefill_of, ranks_here, run_apart
-from ferrule.cli.serving.engines import AUTO, OWN, EngineName, guest_for, members_of, refuse_guest, run_guest
+from ferrule.cli.serving.engines import (
+    AUTO,
+    OWN,
+    EngineName,
+    TrustCables,
+    guest_for,
+    members_of,
+    refuse_guest,
+    run_guest,
+)
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -208,6 +217,7 @@ def serve(
     prefill_device: PrefillDevice = None,
     memory_limit: MemoryLimit = None,
     engine: EngineName = AUTO,
+    trust_cables: TrustCables = False,
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -218,7 +228,9 @@ def serve(
     given = model or []
     several: list[Wanted] = []
     home = None if here else running_cluster()
-    if (workers := members_of(home, hosts, engine)) is not None:  # of a guest, whose server is this process
+    if (
+        workers := members_of(home, hosts, engine, trusted=trust_cables)
+    ) is not None:  # of a guest, whose server is this process
         home = None
     own: ModelOptions = {
         "dtype": dtype,

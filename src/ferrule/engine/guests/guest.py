@@ -136,6 +136,8 @@ class Guest(ABC):
     facts: ClassVar[str | None] = None
     start_seconds: ClassVar[float] = 1800.0
     unknown: ClassVar[bool] = False
+    listens_openly: ClassVar[bool] = False
+    """Whether its ranks on several hosts listen there without a key, to each other."""
     options: ClassVar[frozenset[str]] = frozenset()
 
     @property

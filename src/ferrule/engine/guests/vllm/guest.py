@@ -46,6 +46,7 @@ class VllmGuest(Guest):
         most_logprobs=_MOST_LOGPROBS,
     )
     install: ClassVar[str] = "ferrule engines install vllm"
+    listens_openly: ClassVar[bool] = True  # torch's store, ZeroMQ and gloo
     facts: ClassVar[str | None] = "/v1/models"
     options: ClassVar[frozenset[str]] = frozenset({"tensor", "pipeline", "dtype", "prefix_cache"})
 
