@@ -12,43 +12,31 @@ from typing import Protocol
 from ferrule.engine.guests.guest import Guest, Launch
 from ferrule.engine.guests.running import Running, bring_up
 from ferrule.engine.host.placement import Loss
-from ferrule.engine.host.restart_policy import RestartPolicy, pause
-from ferrule.engine.types import Recovery, State
+from ferrule.engine.host.restart_policy import pause
+from ferrule.engine.host.supervision import Owner, Supervision
+from ferrule.engine.types import Recovery
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
 
 _log = logging.getLogger(__name__)
 
 
-class Served(Protocol):
-    """Who has requests for the guest."""
+class Served(Owner, Protocol):
+    """Owner of the requests for the guest."""
 
     def went_up(self, running: Running) -> int:
         """It can be asked. How many requests go on that were interrupted."""
         ...
 
-    def went_down(self, loss: Loss) -> bool:
-        """It is gone. Whether a request is to blame, which is given up."""
-        ...
 
-    def failed(self, error: FerruleError) -> None:
-        """It will not be back."""
-        ...
-
-
-class GuestSupervisor:
-    """States: loading → ready → recovering → ready, or waiting while it cannot be started, or failed; closed."""
+class GuestSupervisor(Supervision):
+    """Supervision of a guest's processes."""
 
     def __init__(
         self, guest: Guest, launch: Launch, served: Served, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.state: State = "loading"
-        self.error: FerruleError | None = None
-        self.since = time.time()
-        self.recoveries = 0
-        self.last: Recovery | None = None
+        super().__init__(served, clock)
         self.running: Running | None = None
-        self._guest, self._launch, self._served, self._clock = guest, launch, served, clock
-        self._restarts = RestartPolicy()
+        self._guest, self._launch, self._served = guest, launch, served
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -113,28 +101,4 @@ class GuestSupervisor:
 
     def _go_down(self, loss: Loss) -> None:
         self.running = None
-        self._enter("recovering", loss.error)
-        if self._served.went_down(loss):
-            self._restarts.explained()
-
-    def _check_hope(self, loss: Loss) -> None:
-        """Note a loss. Raises an error where no start helps."""
-        reason = self._restarts.hopeless(loss, self._clock())
-        if reason is not None:
-            raise EngineError(reason)
-
-    def _wait(self, error: FerruleError) -> None:
-        if self.state != "waiting":
-            _log.warning("%s; the model cannot come back yet: %s", self.last.cause if self.last else "", error)
-        self._enter("waiting", error)
-
-    def _fail(self, error: FerruleError) -> None:
-        self._enter("failed", error)
-        self._served.failed(error)
-
-    def _enter(self, state: State, error: FerruleError | None) -> None:
-        if self.state == "closed":
-            return
-        if state != self.state:
-            self.since = time.time()
-        self.state, self.error = state, error
+        self._down(loss)

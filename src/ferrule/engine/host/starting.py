@@ -8,10 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 from ferrule.engine.host.placement import Loss
 from ferrule.engine.host.ranks import Ranks
+from ferrule.engine.host.supervision import Owner
 from ferrule.engine.messages import Event, Listening, Loading, Ready, TakenOver
 from ferrule.engine.options import LOAD_TIMEOUT
 from ferrule.engine.types import RankInfo
-from ferrule.errors import EngineError, FerruleError
+from ferrule.errors import EngineError
 from ferrule.plan import Plan
 
 _Told = TypeVar("_Told", Listening, TakenOver)
@@ -34,7 +35,7 @@ class Running:
     cache_tokens: int = 0
 
 
-class Served(Protocol):
+class Served(Owner, Protocol):
     """Owner of the requests that the ranks answer. All of it is called from the event loop."""
 
     def heard(self, event: Event) -> None:
@@ -47,14 +48,6 @@ class Served(Protocol):
 
     def idle(self) -> bool:
         """Whether no request runs or waits."""
-        ...
-
-    def went_down(self, loss: Loss) -> bool:
-        """The ranks are gone. Returns whether a request is to blame, and given up."""
-        ...
-
-    def failed(self, error: FerruleError) -> None:
-        """The model does not come back."""
         ...
 
 

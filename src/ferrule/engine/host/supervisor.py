@@ -14,11 +14,12 @@ from ferrule.engine.host.migration import MigrationMonitor
 from ferrule.engine.host.moving import held_by, take_over, tell
 from ferrule.engine.host.placement import Deployment, Loss, Planner, RankStarter
 from ferrule.engine.host.ranks import Ranks
-from ferrule.engine.host.restart_policy import RestartPolicy, pause
+from ferrule.engine.host.restart_policy import pause
 from ferrule.engine.host.starting import RanksLostError, Running, Served, Start
+from ferrule.engine.host.supervision import Supervision
 from ferrule.engine.messages import Order
 from ferrule.engine.options import MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
-from ferrule.engine.types import Recovery, State
+from ferrule.engine.types import Recovery
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
 from ferrule.plan import Plan
 
@@ -32,8 +33,8 @@ MOST_PATIENCE = 30.0
 _log = logging.getLogger(__name__)
 
 
-class RankSupervisor:
-    """States: loading → ready → recovering → ready, or waiting while the model cannot be held, or failed; closed."""
+class RankSupervisor(Supervision):
+    """Supervision of a model's ranks."""
 
     def __init__(
         self,
@@ -43,17 +44,13 @@ class RankSupervisor:
         clock: Callable[[], float] = time.monotonic,
         secret: str = "",
     ) -> None:
-        self.state: State = "loading"
-        self.error: FerruleError | None = None
-        self.since = time.time()
-        self.recoveries = 0
-        self.last: Recovery | None = None
+        super().__init__(served, clock)
         self.note = ""
         """Of the deployment that runs (`Deployment.note`)."""
         self.moving = False
         """Whether it is away only because it moves to a better place."""
-        self.options, self._planner, self._served, self._clock = options, planner, served, clock
-        self._restarts, self._secret = RestartPolicy(), secret or secrets.token_hex(32)
+        self.options, self._planner, self._served = options, planner, served
+        self._secret = secret or secrets.token_hex(32)
         self._moves = itertools.count(1)
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
@@ -285,15 +282,7 @@ class RankSupervisor:
 
     def _go_down(self, loss: Loss) -> None:
         self._ranks = None
-        self._enter("recovering", loss.error)
-        if self._served.went_down(loss):
-            self._restarts.explained()
-
-    def _check_hope(self, loss: Loss) -> None:
-        """Note a loss. Raises an error where no start helps."""
-        reason = self._restarts.hopeless(loss, self._clock())
-        if reason is not None:
-            raise EngineError(reason)
+        self._down(loss)
 
     async def _bring_back(self, loss: Loss) -> Ranks:
         """After a loss that was noted. Raises the error for which the model fails."""
@@ -313,23 +302,6 @@ class RankSupervisor:
                     break
             if not loss.crashed:
                 self._wait(loss.error)
-
-    def _wait(self, error: FerruleError) -> None:
-        if self.state != "waiting":
-            cause = self.last.cause if self.last else ""
-            _log.warning("%s; the model cannot come back yet: %s", cause, error)
-        self._enter("waiting", error)
-
-    def _fail(self, error: FerruleError) -> None:
-        self._enter("failed", error)
-        self._served.failed(error)
-
-    def _enter(self, state: State, error: FerruleError | None) -> None:
-        if self.state == "closed":
-            return
-        if state != self.state:
-            self.since = time.time()
-        self.state, self.error = state, error
 
     def _report(self, going_on: int) -> None:
         assert self.last is not None
