@@ -5,20 +5,18 @@ As root, with two idle cores: `python scripts/uneven_hosts.py [MODEL] [--cycles 
 parameters; 15 minutes). The planner gets the hosts' speeds as they were measured: of the whole model on each, all at
 the same time. Every split is then started, measured and ended, and all that again, so that what drifts hits all alike.
 
-Quotas are of the kernel's control groups, version 1 or 2, in periods of 5 ms: shorter than a token takes. What a host
-leaves of a period while it waits for others it may use in the next one, where the kernel can do that (5.14): as a slow
-host would, which computes when there is something to do, and does not stop in the middle of a layer for that.
+The hosts are those of a lab whose programs the kernel's control groups hold to so many cores (`Lab`'s ``cores``), from
+their first instruction on, so that a rank knows of its quota and does not wait awake where that costs it time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
@@ -37,7 +35,6 @@ from ferrule.plan.device.measure import measure_device
 
 QUOTAS = (1.0, 0.5, 0.25)
 HOSTS = ("host0", "host1", "host2")
-PERIOD = 5000
 CYCLES, ROUNDS, TOKENS = 3, 5, 33
 WORK = Workload(context=1024, prompt=PROMPT)
 KINDS = 4
@@ -51,32 +48,9 @@ class Turn(NamedTuple):
     seconds: float
 
 
-@contextmanager
-def limited(pids: Sequence[int], quotas: Sequence[float]) -> Iterator[None]:
-    """Each of ``pids`` in a group of its own with its quota."""
-    old = Path("/sys/fs/cgroup/cpu")
-    root = old if old.is_dir() else Path("/sys/fs/cgroup")
-    if root != old:
-        (root / "cgroup.subtree_control").write_text("+cpu")
-    groups = [root / f"ferrule-uneven-{pid}" for pid in pids]
-    try:
-        for group, pid, quota in zip(groups, pids, quotas, strict=True):
-            group.mkdir()
-            if root == old:
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD))
-                (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD * quota)))
-            else:
-                (group / "cpu.max").write_text(f"{int(PERIOD * quota)} {PERIOD}")
-            burst = group / ("cpu.cfs_burst_us" if root == old else "cpu.max.burst")
-            if burst.exists():
-                burst.write_text(str(int(PERIOD * quota)))
-            (group / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        for group, pid in zip(groups, pids, strict=True):
-            if group.is_dir():
-                (root / "cgroup.procs").write_text(str(pid))
-                group.rmdir()
+def limited(names: Sequence[str]) -> Lab:
+    """A lab of these hosts with their quotas."""
+    return Lab(mesh(len(names)), names=names, cores=[QUOTAS[HOSTS.index(name)] for name in names])
 
 
 def options(directory: Path) -> EngineOptions:
@@ -86,14 +60,15 @@ def options(directory: Path) -> EngineOptions:
 async def alone(directory: Path) -> list[float]:
     """Seconds per token of the whole model on each host, while the others work as well."""
     async with AsyncExitStack() as stack:
-        every = [await stack.enter_async_context(Ferrule(options(directory))) for _ in HOSTS]
-        pids = [engine.engine.ranks[0].pid for engine in every]
-        with limited(pids, QUOTAS):
-            counts = [max(4, round(TOKENS * quota)) for quota in QUOTAS]  # all end at about the same time
-            turns = [
-                await asyncio.gather(*(one.turn(count) for one, count in zip(every, counts, strict=True)))
-                for _ in range(ROUNDS)
-            ]
+        every = []
+        for name in HOSTS:
+            lab = stack.enter_context(limited([name]))
+            every.append(await stack.enter_async_context(Ferrule(options(directory), lab)))
+        counts = [max(4, round(TOKENS * quota)) for quota in QUOTAS]  # all end at about the same time
+        turns = [
+            await asyncio.gather(*(one.turn(count) for one, count in zip(every, counts, strict=True)))
+            for _ in range(ROUNDS)
+        ]
     return [min(seconds_per_token(each) for each in those) for those in zip(*turns, strict=True)]
 
 
@@ -156,12 +131,11 @@ def described(spec: ModelSpec, plan: Plan) -> str:
     return f"heads {heads}, columns {shown([round(share.width * 64) for share in stage.shares])} on {len(plan.devices)}"
 
 
-async def measured(directory: Path, plan: Plan, lab: Lab) -> list[Turn]:
+async def measured(directory: Path, plan: Plan) -> list[Turn]:
     bystanders, turns = Bystanders(), []
-    async with Ferrule(options(directory), lab, plan) as contestant:
-        await contestant.turn(4)
-        quotas = [QUOTAS[HOSTS.index(name)] for name in plan.devices]
-        with limited([rank.pid for rank in contestant.engine.ranks], quotas):
+    with limited(plan.devices) as lab:
+        async with Ferrule(options(directory), lab, plan) as contestant:
+            await contestant.turn(4)
             for _ in range(ROUNDS):
                 bystanders.begin()
                 seconds = seconds_per_token(await contestant.turn(TOKENS))
@@ -184,12 +158,11 @@ async def run(directory: Path, cycles: int) -> None:
     hosts = cluster(spec, device, seconds)
     plans, choice = contestants(spec, hosts)
     turns: dict[str, list[Turn]] = {name: [] for name in plans}
-    with Lab(mesh(len(HOSTS)), names=HOSTS) as lab:
-        for cycle in range(cycles):
-            for name, plan in plans.items():
-                print(f"cycle {cycle + 1} of {cycles}: {name}", end=" ", flush=True)
-                turns[name] += await measured(directory, plan, lab)
-                print(f"{1 / quietest(turns[name]).seconds:.2f} tokens/s")
+    for cycle in range(cycles):
+        for name, plan in plans.items():
+            print(f"cycle {cycle + 1} of {cycles}: {name}", end=" ", flush=True)
+            turns[name] += await measured(directory, plan)
+            print(f"{1 / quietest(turns[name]).seconds:.2f} tokens/s")
     found = {name: quietest(those) for name, those in turns.items()}
     width = max(map(len, plans))
     for name, turn in found.items():
@@ -215,8 +188,6 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="its directory (a random Llama of half a billion parameters)")
     parser.add_argument("--cycles", type=int, default=CYCLES, help="how often all are measured")
     given = parser.parse_args()
-    # Ranks get their quotas when they have loaded; as if they had had them before, they sleep while they wait.
-    os.environ["FERRULE_SPIN_US"] = "0"
     with tempfile.TemporaryDirectory(prefix="ferrule-uneven-") as scratch:
         asyncio.run(run(given_or_random(given.model, Path(scratch), print, quick=False), given.cycles))
 

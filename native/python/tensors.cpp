@@ -53,9 +53,9 @@ int dtype_of(const nb::dlpack::dtype& type) {
     case Code::Bfloat:
       return of_bits({{16, Dtype::bf16}});
     case Code::Int:
-      return of_bits({{32, Dtype::i32}, {64, Dtype::i64}, {8, Dtype::i8}});
+      return of_bits({{32, Dtype::i32}, {64, Dtype::i64}, {8, Dtype::i8}, {16, Dtype::i16}});
     case Code::UInt:
-      return of_bits({{8, Dtype::u8}});
+      return of_bits({{8, Dtype::u8}, {16, Dtype::u16}, {32, Dtype::u32}, {64, Dtype::u64}});
     case Code::Bool:
       return of_bits({{8, Dtype::boolean}});
     default:

@@ -22,22 +22,26 @@ enum class Status : std::uint8_t {
 constexpr const char* kStatusNames[] = {"OK",      "PEER_LOST",   "TIMEOUT", "MISMATCH", "INVALID",
                                         "ABORTED", "INTERRUPTED", "BUSY",    "SYSTEM",   "PENDING"};
 
-enum class Dtype : std::uint8_t { f64, f32, bf16, f16, i8, u8, i32, i64, boolean };
-constexpr const char* kDtypeNames[] = {"float64", "float32", "bfloat16", "float16", "int8",
-                                       "uint8",   "int32",   "int64",    "bool"};
-constexpr int kDtypes = 9;
+enum class Dtype : std::uint8_t { f64, f32, bf16, f16, i8, u8, i32, i64, boolean, i16, u16, u32, u64 };
+constexpr const char* kDtypeNames[] = {"float64", "float32", "bfloat16", "float16", "int8",   "uint8", "int32",
+                                       "int64",   "bool",    "int16",    "uint16",  "uint32", "uint64"};
+constexpr int kDtypes = 13;
 
 // In bytes; 0 when there is no such type.
 constexpr std::size_t size_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::f64:
     case Dtype::i64:
+    case Dtype::u64:
       return 8;
     case Dtype::f32:
     case Dtype::i32:
+    case Dtype::u32:
       return 4;
     case Dtype::bf16:
     case Dtype::f16:
+    case Dtype::i16:
+    case Dtype::u16:
       return 2;
     case Dtype::i8:
     case Dtype::u8:

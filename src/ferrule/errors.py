@@ -109,6 +109,12 @@ class ModelUnavailable(EngineError):
         self.retry_after = retry_after
 
 
+class InstallError(EngineError):
+    """An engine of others could not be installed beside Ferrule, or what was installed does not work."""
+
+    code = "install_error"
+
+
 class LabError(FerruleError):
     """The lab lacks something of this machine, or what it emulates did not start or end as it should."""
 

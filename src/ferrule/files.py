@@ -54,6 +54,16 @@ def state_directory() -> Path:
     return _with_home(user_state_path("ferrule", appauthor=False))
 
 
+def data_directory() -> Path:
+    """The platform's for this user, on Linux ``~/.local/share/ferrule`` (``$XDG_DATA_HOME`` counts); it need not exist.
+
+    Raises `RuntimeError` for a user without a home.
+    """
+    from platformdirs import user_data_path
+
+    return _with_home(user_data_path("ferrule", appauthor=False))
+
+
 def _with_home(path: Path) -> Path:
     if path.parts[0] == "~":  # platformdirs leaves it there for a user without a home
         raise RuntimeError("this user has no home directory; set HOME")

@@ -4,7 +4,9 @@ again the next token is not far."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +15,10 @@ import httpx
 import psutil
 import pytest
 from served_server import Served
-from slow_disk import forget, obstacle, slow_disk
 
 from ferrule.bench.random_model import RandomModel, save_random_model
+from ferrule.errors import ConfigError
+from ferrule.process.control_group import ControlGroup, reading_limit
 
 SHAPE = RandomModel("llama-0.1b-random", 512, 2048, 16, 8, 4)
 LOAD_SECONDS = 60.0
@@ -49,12 +52,19 @@ def standby(served: Served) -> int:
     return sum(child.name() == "ferrule standby" for child in served.server().children(recursive=True))
 
 
+def forget(folder: Path) -> None:
+    """Have nothing of the files in ``folder`` in the page cache, as where weights take all memory."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())  # what is not written yet would stay
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("cached", [True, False], ids=["page cache", "disk"])
 def test_the_others_do_not_load_again(cached: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """``cached``: memory has had room for the model's files since they were read; else the disk is read again."""
-    if (reason := obstacle()) is not None:
-        pytest.skip(reason)
     model = save_random_model(tmp_path / SHAPE.name, SHAPE)
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     forget(model)
@@ -65,7 +75,7 @@ def test_the_others_do_not_load_again(cached: bool, tmp_path: Path, request: pyt
         token of an answer."""
         reading, begun = Reading(), time.monotonic()
         served = Served(tmp_path / "served", options)
-        enter(served.process.pid)
+        group.enter(served.process.pid)
         with served:
             loaded = time.monotonic() - begun
             deadline = time.monotonic() + STANDBY_SECONDS
@@ -101,7 +111,11 @@ def test_the_others_do_not_load_again(cached: bool, tmp_path: Path, request: pyt
             read = struck if cached else reading.ended[now[1].pid]
             return loaded, read - struck, gaps[max(gaps)] - struck
 
-    with slow_disk(tmp_path, round(size / LOAD_SECONDS)) as enter:
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(ControlGroup(reading_limit(tmp_path, round(size / LOAD_SECONDS))))
+        except (ConfigError, OSError) as error:
+            pytest.skip(str(error))
         loaded, read, token = asyncio.run(body())
     request.config.get_terminal_writer().line(
         f"\nloading took {loaded:.1f} s; after kill -9 of a rank its part was there again after {read:.1f} s, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ferrule.cli.display import base_url, curl
 from ferrule.cli.main import COMMANDS, app, load
 from ferrule.cli.version import built_by, rdma
 from ferrule.installation import pip_install
+from ferrule.mlx_backend import LIBRARY, library
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", "FERRULE_API_KEY": "", "FERRULE_PORT": ""}
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -251,6 +253,10 @@ def test_the_curl_line_is_for_a_shell() -> None:
     assert "/v1/completions" in curl("http://x", "m", "completions", with_key=False)
     assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert base_url("::1", 1) == "http://[::1]:1"
+
+
+def test_mlx_is_told_where_ferrule_is() -> None:
+    assert run("env", "mlx") == (0, f"export {LIBRARY}={shlex.quote(library())}\n")
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--encrypt", "1"), ("--no-encrypt", "0")])

@@ -17,7 +17,7 @@ from ferrule.agent.device import RANK
 from ferrule.cli.main import app
 from ferrule.errors import PlanError
 from ferrule.model import read_model
-from ferrule.plan import DeviceSpec, read_cluster
+from ferrule.plan import DeviceSpec, parse_plan, read_cluster
 from ferrule.plan.cost import Calibration
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
@@ -126,6 +126,40 @@ def test_whole_copies_beside_the_best_split() -> None:
     assert "replicas" not in json.loads(run(*words, "--json").output), "one sequence needs no second copy"
 
 
+UNEVEN = (
+    DESK.replace("count = 2\n", "").replace('"box"', '"quick"')
+    + """
+[[device]]
+name = "large"
+memory = "60 GiB"
+memory_bandwidth = "300 GB/s"
+flops = {{ bf16 = 2e12 }}
+"""
+)
+
+
+def test_prompts_apart_are_chosen_where_the_first_token_comes_sooner(tmp_path: Path) -> None:
+    file = tmp_path / "uneven.toml"
+    file.write_text(UNEVEN.replace('["box-1", "box-2"]', '["quick", "large"]').format(memory="16 GiB"))
+    words = ("llama-3.2-3b", "--cluster", str(file), "--prompt", "4096", "--objective", "answer", "--answer", "64")
+    told = run(*words)
+    assert told.exit_code == 0, told.output
+    for each in (
+        "best answer, 4,096 tokens of context, prompt 4,096, answer 64",
+        "1  single / single",
+        "prompts: quick",
+        "tokens: large",
+        "Prompts on quick, tokens on large: the first token comes after",
+        "an answer of 64 tokens takes",
+        "s for an answer of 64 tokens in four of five cases",
+    ):
+        assert each in told.output.replace("\n", " ") or each in told.output
+    best = json.loads(run(*words, "--json").stdout)
+    assert [stage["devices"] for stage in best["plans"][best["best"]]["prompts"]["stages"]] == [["quick"]]
+    assert best["plans"][best["best"]]["answer_seconds"] < best["alone"]["answer_seconds"]
+    assert best["verdict"].startswith("Prompts on quick")
+
+
 def test_prompts_and_tokens_on_machines_of_their_own(tmp_path: Path) -> None:
     asked = ("llama-3.2-3b", "--cluster", desk(tmp_path), "--prompts-on")
     told = run(*asked, "box-2")
@@ -134,13 +168,17 @@ def test_prompts_and_tokens_on_machines_of_their_own(tmp_path: Path) -> None:
         "prompts   single, box-2: first token after",
         "tokens    single, box-1:",
         "tok/s in four of five cases",
-        "the built-in engine does not do this",
+        "Prompts on box-2, tokens on box-1: the first token comes after",
     ):
         assert words in told.output
+    assert "the built-in engine does not do this" not in told.output
     apart = json.loads(run(*asked, "box-2", "--json").stdout)
     assert [stage["devices"] for stage in apart["prompts"] + apart["tokens"]] == [["box-2"], ["box-1"]]
     assert [use["device"] for use in apart["memory"]] == ["box-2", "box-1"]
     assert apart["ttft_seconds_between"]["low"] < apart["ttft_seconds"]
+    plan = parse_plan(json.dumps(apart), "plan.json").for_model(read_model("llama-3.2-3b"))
+    assert plan.prompts is not None
+    assert (plan.devices, plan.prompts.devices) == (("box-1",), ("box-2",))
     for names, words in (
         ("box-3", "box-3: no such device; there are box-1, box-2"),
         ("box-1,box-2", "one device each"),
@@ -219,6 +257,17 @@ def test_a_draft_model_takes_memory(tmp_path: Path) -> None:
     assert "draft model llama-3.2-3b of 6.0 GiB" in run(*model).output
     told = run(*model, "--runtime", "mlx")
     assert (told.exit_code, "--draft is of the built-in engine" in told.output) == (2, True)
+
+
+def test_a_models_own_layer_for_guesses_takes_memory(tmp_path: Path) -> None:
+    """By GLM-4.5-Air's sizes: a layer with experts, what makes its input, and embedding and output matrix."""
+    where = "--cluster", desk(tmp_path, "512 GiB"), "--draft", "mtp"
+    found = json.loads(run("glm-4.5-air", *where, "--json").output)["model"]
+    experts, attention = 3 * 4096 * 1408 * 129 + 128 * 4097, 2 * 4096 * 128 * 104 + 128 * 112
+    assert found["draft_bytes"] == 2 * (experts + attention + 4096 * (2 * 4096 + 5) + 2 * 151552 * 4096)
+    assert "draft model glm-4.5-air's MTP layer of 6.7 GiB" in run("glm-4.5-air", *where).output
+    told = run("llama-3.1-8b", *where)
+    assert (told.exit_code, "no layer for multi-token prediction (MTP) is run of llama" in told.output) == (3, True)
 
 
 def test_an_encoder_is_planned_by_the_time_of_a_text(tmp_path: Path) -> None:

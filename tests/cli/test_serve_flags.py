@@ -35,7 +35,10 @@ def test_weights_are_streamed_where_the_user_says_so() -> None:
 
 def test_the_most_tokens_that_are_guessed_may_be_said() -> None:
     assert [parse_speculation(text).most for text in ("off", "ngram", "ngram:3")] == [0, GUESSED, 3]
-    ngrams, drafts = ("ngram:", "ngram:0", "ngram:33", "ngram:x"), ("draft", "draft:3", "draft=", "draft=a:0")
+    ngrams, drafts = (
+        ("ngram:", "ngram:0", "ngram:33", "ngram:x"),
+        ("draft", "draft:3", "draft=", "draft=a:0", "mtp=a", "mtp:0"),
+    )
     for text in ("", "on", "off:2", *ngrams, *drafts):
         with pytest.raises(ConfigError, match="none of off, ngram"):
             parse_speculation(text)
@@ -44,6 +47,8 @@ def test_the_most_tokens_that_are_guessed_may_be_said() -> None:
 
 
 def test_a_draft_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [parse_speculation(text) for text in ("mtp", "mtp:2")] == [Speculate("mtp", GUESSED), Speculate("mtp", 2)]
+    assert parse_speculation("mtp:2").text == "mtp:2"
     assert parse_speculation("draft=owner/name") == Speculate("draft", GUESSED, "owner/name")
     (tmp_path / "small:er").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "engine"
 sys.path[:0] = map(
-    str, (HERE, ENGINE, ENGINE / "gguf", ENGINE / "weights", ENGINE / "vision")
+    str, (HERE, ENGINE, ENGINE / "gguf", ENGINE / "weights", ENGINE / "vision", ENGINE / "guests")
 )  # the makers of servers and of tiny models
 
 from server_process import Server, start_server  # noqa: E402

@@ -12,6 +12,7 @@ FOLDERS = (
     HERE / "devices",
     HERE / "shards",
     HERE / "gguf",
+    HERE / "guests",
     HERE / "vision",
     HERE.parent / "fabric",
 )

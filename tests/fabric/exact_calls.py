@@ -16,7 +16,9 @@ Array = np.ndarray[Any, Any]
 Op = Literal["sum", "prod", "min", "max"]
 Call = Callable[[Group, list[Array], int, Op], None]
 
-DTYPES = ("float64", "float32", "float16", "int8", "uint8", "int32", "int64", "bool")
+DTYPES = (
+    "float64", "float32", "float16", "int8", "uint8", "int32", "int64", "bool", "int16", "uint16", "uint32", "uint64",
+)  # fmt: skip
 OPS: dict[Op, Any] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 

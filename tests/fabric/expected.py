@@ -13,7 +13,9 @@ Array = np.ndarray[Any, Any]
 Op = Literal["sum", "prod", "min", "max", "avg"]
 
 OPS: tuple[Op, ...] = ("sum", "prod", "min", "max", "avg")
-DTYPES = ("float64", "float32", "float16", "int8", "uint8", "int32", "int64", "bool")
+DTYPES = (
+    "float64", "float32", "float16", "int8", "uint8", "int32", "int64", "bool", "int16", "uint16", "uint32", "uint64",
+)  # fmt: skip
 # Around every limit of the code: cache lines, slots, chunks, windows, pieces and rings, and one beyond.
 SIZES = (0, 1, 2, 3, 5, 15, 16, 17, 63, 64, 1000, 4096, 8191, 16_384, 16_385, 32_769, 65_537, 262_145, 300_007, 700_001)
 
@@ -55,7 +57,7 @@ def reduced(inputs: Sequence[Array], op: Op) -> Array:
         if dtype == np.float16:
             wide = np.dtype(np.float32)
         elif op == "avg" and dtype.kind in "iu":
-            wide = np.dtype(np.int64)
+            wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
     total = inputs[0].astype(wide)
     with np.errstate(over="ignore"):
         for part in inputs[1:]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.errors import LabError
+from ferrule.errors import ConfigError, LabError
 from ferrule.lab import Lab, chain, edges, mesh, pair, switch
 from ferrule.lab.netns.iproute import batch
 from ferrule.lab.netns.namespace import Namespace
@@ -417,3 +417,19 @@ def test_one_host_drops_out_of_a_shaped_switch() -> None:
         assert Post(lab, 0, 1).arrives(SECONDS)
         network.restore(2)
         assert Post(lab, 0, 2).arrives(SECONDS)
+
+
+def test_hosts_have_their_cores() -> None:
+    script = "from ferrule.process.control_groups import processor_quota; print(processor_quota())"
+    program = [sys.executable, "-c", script]
+    try:
+        with Lab(pair(), cores=(1.5, 0.25)) as lab:
+            found = [subprocess.check_output(lab.command(host, program), timeout=SECONDS) for host in range(2)]
+            groups = [group.path for group in lab._groups]
+            assert all(path.is_dir() for path in groups)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    assert [float(each) for each in found] == [1.5, 0.25]
+    assert not any(path.exists() for path in groups)
+    with pytest.raises(ConfigError, match="2 hosts needs as many numbers of cores"):
+        Lab(pair(), cores=(1.0,))

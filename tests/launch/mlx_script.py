@@ -1,4 +1,4 @@
-"""A script for MLX's ring as its documentation shows it."""
+"""A script as MLX's documentation shows it, for whatever backend there is."""
 
 import mlx.core as mx
 

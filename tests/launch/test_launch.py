@@ -22,6 +22,7 @@ from ferrule.errors import LaunchError
 from ferrule.launch import JobResult, Launcher, RankOutput, Task, protocol
 from ferrule.launch.hostfile import HostEntry
 from ferrule.launch.places import LocalPlace, SshPlace, place_for
+from ferrule.mlx_backend import library
 from ferrule.secure import KEY_BYTES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux")
@@ -65,6 +66,14 @@ def test_eight_ranks_their_environment_and_exit_code(tmp_path: Path) -> None:
         rings.add(ring)
     (ring,) = rings
     assert len({address for (address,) in json.loads(ring)}) == 8
+
+
+def test_mlx_finds_ferrule_and_where_it_is_asked_to_nothing_else() -> None:
+    heard = Heard(2)
+    task = Task(("sh", "-c", 'echo "$MLX_MPI_LIBNAME$MLX_RANK$MLX_HOSTFILE"'), "/", {}, "ferrule")
+    with Launcher([LocalPlace(HostEntry("localhost", 2))], 2, output=heard) as job:
+        job.run(task)
+    assert heard.lines == [[library()]] * 2
 
 
 def test_one_failure_ends_all_even_what_has_detached_itself(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def test_torch_over_gloo_and_over_ferrule(hosts: SshHosts, hostfile: str) -> Non
 
 
 @pytest.mark.skipif(find_spec("mlx") is None, reason="MLX is not installed")
-def test_ring_of_mlx(hosts: SshHosts, hostfile: str) -> None:
-    code, out, err = hosts.run("--hostfile", hostfile, str(HERE / "mlx_script.py"))
+@pytest.mark.parametrize("words", [(), ("--mlx", "ferrule")], ids=["ring", "ferrule"])
+def test_mlx(hosts: SshHosts, hostfile: str, words: tuple[str, ...]) -> None:
+    code, out, err = hosts.run(*words, "--hostfile", hostfile, str(HERE / "mlx_script.py"))
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 2 20.0", "[1] 1 2 20.0"]

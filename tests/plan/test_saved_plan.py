@@ -13,7 +13,7 @@ import pytest
 
 from ferrule.cli.plan.json import answer_json
 from ferrule.errors import ConfigError, PlanError
-from ferrule.model import read_model
+from ferrule.model import kept_in, read_model
 from ferrule.plan import (
     ClusterSpec,
     DeviceSpec,
@@ -66,6 +66,32 @@ def test_where_ranks_compute_is_read_and_kept() -> None:
     assert (saved.hosts, saved.device) == (("box", "b"), "cuda:1,cpu")
     fields["cluster"]["devices"][1]["device"] = "cuda:1"
     assert parse_plan(json.dumps(fields), "plan.json").device == "cuda:1"
+
+
+def test_prompts_apart_are_read_each_as_a_plan_by_itself() -> None:
+    fields = printed()
+    stage = {"first_layer": 0, "last_layer": DEMO.layers}
+    prompts = {"stages": [{"devices": ["b"], **stage}]}
+    fields["plans"] = [{"stages": [{"devices": ["a"], **stage}], "prompts": prompts}]
+    fields["cluster"]["devices"] = [{"name": "a", "host": "box"}, {"name": "b", "host": "other"}]
+    saved = parse_plan(parse_plan(json.dumps(fields), "plan.json").to_json(), "again")
+    assert saved.prompts is not None
+    assert (saved.hosts, saved.prompts.hosts, saved.alone.prompts) == (("box",), ("other",), None)
+    whole = saved.for_model(DEMO)
+    assert whole.prompts is not None
+    assert (whole.alone.devices, whole.prompts.devices) == (("a",), ("b",))
+    with pytest.raises(PlanError, match="places ranks on other, and this machine has only box"):
+        saved.require_hosts({"box"}, "this machine")
+    fields["cluster"]["devices"][1]["device"] = "cuda:0"
+    on_gpu = parse_plan(json.dumps(fields), "plan.json")
+    assert on_gpu.prompts is not None
+    assert (on_gpu.prompts.device, on_gpu.device) == ("cuda:0", "cpu")
+    assert on_gpu.for_model(DEMO).prompts is not None
+    with pytest.raises(PlanError, match="quantised keys and values over between processors only"):
+        on_gpu.for_model(kept_in(DEMO, "int8"))
+    fields["plans"][0]["prompts"]["stages"][0]["devices"] = ["a"]
+    with pytest.raises(ConfigError, match="a device is for prompts or for tokens"):
+        parse_plan(json.dumps(fields), "plan.json")
 
 
 def test_a_plan_of_an_earlier_version_tells_no_kind_and_is_read() -> None:

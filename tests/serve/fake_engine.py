@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from ferrule.engine import (
+    Abilities,
     ChatMessage,
     Health,
     ImageInput,
@@ -29,6 +30,7 @@ from ferrule.engine import (
     Turn,
     normalized,
 )
+from ferrule.engine.abilities import BUILT_IN
 from ferrule.engine.spec import read_spec
 from ferrule.engine.turn import FIRST_COME
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
@@ -170,6 +172,7 @@ class FakeEngine:
     closed: bool = False
     error: str | None = None
     image_marker: str | None = None
+    abilities: Abilities = BUILT_IN
     away: ModelUnavailable | None = None
     cached: tuple[int, ...] = (0,)
     guessing: bool = False

@@ -25,7 +25,12 @@ using namespace nb::literals;
 namespace ferrule {
 namespace {
 
+unsigned long main_thread = 0;  // by Python's number
+
+// Signals are for the main thread. Another one must not ask for the interpreter's lock: who waits for its operation may
+// hold it, and once Python ends nobody gets it any more.
 int python_wants_to_stop(void*) {
+  if (PyThread_get_thread_ident() != main_thread) return 0;
   const nb::gil_scoped_acquire gil;
   return PyErr_CheckSignals();
 }
@@ -278,6 +283,7 @@ class PyGroup {
 }  // namespace
 
 void bind_group(nb::module_& module) {
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   nb::class_<DeviceRegion>(module, "DeviceRegion");
   nb::class_<PyOperation>(module, "Operation")
       .def(nb::init<int, int, int, int, std::uintptr_t, std::uintptr_t, std::size_t, std::vector<std::size_t>,

@@ -30,6 +30,15 @@ template <>
 struct Unsigned<std::int8_t> {
   using type = std::uint8_t;
 };
+// A product of 16-bit numbers overflows the int that they would be promoted to.
+template <>
+struct Unsigned<std::int16_t> {
+  using type = std::uint32_t;
+};
+template <>
+struct Unsigned<std::uint16_t> {
+  using type = std::uint32_t;
+};
 template <>
 struct Unsigned<std::int32_t> {
   using type = std::uint32_t;
@@ -186,6 +195,10 @@ const ReduceTable table = {
     FERRULE_INT(std::int32_t, std::int64_t),
     FERRULE_INT(std::int64_t, std::int64_t),
     {reduce<Bool, Or>, reduce<Bool, And>, reduce<Bool, And>, reduce<Bool, Or>, nullptr},
+    FERRULE_INT(std::int16_t, std::int32_t),
+    FERRULE_INT(std::uint16_t, std::int32_t),
+    FERRULE_INT(std::uint32_t, std::int64_t),
+    FERRULE_INT(std::uint64_t, std::uint64_t),
 };
 
 }  // namespace FERRULE_ISA

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "transports/socket.h"
@@ -71,6 +72,8 @@ bool Channel::take_close_notice() {
   close_notice_ = found;
   return true;
 }
+
+std::uint64_t Channel::held_bytes() { return holds_callers_memory() ? std::numeric_limits<std::uint64_t>::max() : 0; }
 
 Failure Channel::loss() {
   drain();

@@ -71,6 +71,9 @@ class Channel {
   // Bytes that try_send took and that still have to be read from the caller's memory, should a rail fail, or that no
   // socket has taken yet: an operation that sent is over only when this is false. Asking makes progress.
   virtual bool holds_callers_memory() { return false; }
+  // The same for several sends in a row: how many of the last bytes that try_send took are held so. What lies before
+  // them is the caller's again. Asking makes progress.
+  virtual std::uint64_t held_bytes();
   // Sends may hold it until the peer has what was sent: no caller may count on room between the two.
   virtual void may_hold_memory() {}
 

@@ -30,6 +30,11 @@ class RandomModel:
         return cls("llama-0.5b-random", 1024, 4864, 24, 16, 8)
 
     @classmethod
+    def sixty_million(cls) -> RandomModel:
+        """56 million parameters: so quick on processors that time goes by between ranks."""
+        return cls("llama-60m-random", 512, 1408, 8, 8, 4)
+
+    @classmethod
     def tiny(cls) -> RandomModel:
         return cls("llama-tiny-random", 128, 256, 4, 8, 4, 4096)
 

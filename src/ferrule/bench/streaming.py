@@ -19,7 +19,7 @@ from ferrule.engine.rank.stream.disk import open_fastest, rate
 from ferrule.engine.rank.stream.weights import folder_of
 from ferrule.errors import EngineError
 from ferrule.plan.cost.memory import weight_bytes
-from ferrule.process.memory_group import MemoryGroup
+from ferrule.process.control_group import ControlGroup, memory_limit
 
 PROMPT = 32
 CONTEXT = 1024
@@ -70,12 +70,13 @@ async def bench_streaming(
 ) -> StreamingBench:
     """One stream. ``options.stream_weights``: None for so much that a rank's weights are ``times`` that. ``folder``:
     whose disk is read. ``limited``: the ranks choose how much, and the kernel holds them to as much for all that they
-    have (`MemoryGroup`). Raises what `ferrule.engine.start` raises, `EngineError` where everything has room, and
+    have (`ControlGroup`). Raises what `ferrule.engine.start` raises, `EngineError` where everything has room, and
     `ConfigError` where there can be no group."""
     with kept_in(folder), ExitStack() as stack:
         model = await prepared(options)
         by_rank = weight_bytes(model.spec.in_engine, model.plan)
-        group = stack.enter_context(MemoryGroup(round(sum(by_rank) / times))) if limited else None
+        limit = round(sum(by_rank) / times) if limited else 0
+        group = stack.enter_context(ControlGroup(memory_limit(limit))) if limited else None
         if limited:
             options = replace(options, stream_weights=AS_NEEDED, max_context=max(CONTEXT, PROMPT + tokens))
             _out_of_page_cache()
@@ -87,7 +88,7 @@ async def bench_streaming(
             seconds, read, waited = await _timed(engine, rounds, tokens)
         finally:
             await engine.close()
-        limit, peak = (0, 0) if group is None else (group.limit, group.peak)
+        peak = 0 if group is None else group.peak
         disk, how = await asyncio.to_thread(disk_of, len(by_rank))
     room, ranks = options.stream_weights or 0, len(by_rank)
     tokens_per_s = 1 / statistics.median(seconds)

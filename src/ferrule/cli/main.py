@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "plan.app",
         "Say how to split a model over machines, how fast that would be, and whether one machine is faster.",
     ),
+    "engines": ("engines.app", "Show the engines that can run a model here, where they are, and which one would."),
     "launch": ("launch.app", "Run a program as several ranks, here and on other hosts: over ssh, by agents, by Ray."),
     "env": (
         "launch.env",

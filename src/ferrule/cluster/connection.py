@@ -203,7 +203,7 @@ async def connect(
             reader, writer = await asyncio.open_connection(*place)
         try:
             opening = None if isinstance(place, str) else client_opening
-            line = await _drive(call_steps(key, caller, where, opening), reader, writer)
+            line = await drive(call_steps(key, caller, where, opening), reader, writer)
         except asyncio.IncompleteReadError:
             writer.close()
             raise ClusterError(f"what answers at {where} hung up; is it a Ferrule agent?") from None
@@ -222,7 +222,7 @@ async def accept(
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             try:
-                caller, line = await _drive(answer_steps(key, opening), reader, writer)
+                caller, line = await drive(answer_steps(key, opening), reader, writer)
                 _as_agents_want(writer)
                 return Connection(reader, writer, line if isinstance(line, Tls) else None), caller
             except (Stranger, AuthError):
@@ -234,7 +234,7 @@ async def accept(
     return None
 
 
-async def _drive(steps: Exchange[T], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> T:
+async def drive(steps: Exchange[T], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> T:
     """Take the steps of a handshake. Raises what they raise, and `asyncio.IncompleteReadError`."""
     answer: bytes | None = None
     while True:

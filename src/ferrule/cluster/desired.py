@@ -64,8 +64,9 @@ class DesiredModel:
     names of those that may have ranks, all where it is empty. ``adapters``: ``NAME=PATH`` of each. ``plan``: what
     `ferrule plan --json` printed, if that says where ranks go. ``replicas``: whole copies, each on hosts of its own; 0
     for as many as are best. ``aliases``: ``ALIAS=NAME`` of each. ``models``: several that share the address, and on
-    each device ``memory_limit`` bytes; then ``model`` is the first one's. The others are options of the engine, None
-    for its own defaults."""
+    each device ``memory_limit`` bytes; then ``model`` is the first one's. ``prefill``: so many further ranks compute
+    prompts, on ``prefill_hosts`` and there on ``prefill_device``; 0: where and whether is the planner's choice. The
+    others are options of the engine, None for its own defaults."""
 
     model: Text
     host: HostId
@@ -109,6 +110,9 @@ class DesiredModel:
     expert_exchange: bool | None = None
     context_parallel: Count | None = None
     shares: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=1000)] | None = None
+    prefill: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    prefill_hosts: tuple[Name, ...] | None = None
+    prefill_device: str | None = None
 
     def only(self, one: OfferedModel) -> DesiredModel:
         """As if ``one`` of its ``models`` were the only one."""

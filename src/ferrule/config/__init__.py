@@ -17,7 +17,7 @@ from ferrule.config.fabric import (
 )
 from ferrule.config.file import config_path, parse_config, read_config
 from ferrule.config.models import ModelSettings, model_settings, move_back_seconds
-from ferrule.config.sources import Value, current_values, environment, merge
+from ferrule.config.sources import Value, current_values, environment, merge, without_secrets
 from ferrule.config.values import is_address, is_loopback, parse_address
 from ferrule.config.verbs import VerbsSettings, verbs_settings
 
@@ -53,4 +53,5 @@ __all__ = [
     "read_config",
     "uses_vendor_kernels",
     "verbs_settings",
+    "without_secrets",
 ]

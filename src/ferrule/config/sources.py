@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,9 @@ from ferrule.config.catalogue import SETTINGS, Setting
 from ferrule.config.file import read_config
 
 Source = Literal["default", "file", "environment"]
+
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+"""In names of variables."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,9 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """``environ`` with what the settings file says where it says nothing. Raises `ConfigError` for a wrong file."""
     file = read_config(environ)
     return {**file, **{name: value for name, value in environ.items() if value or name not in file}}
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without variables whose names speak of secrets: for programs of others, and for what reads what
+    strangers send."""
+    return {name: value for name, value in environ.items() if not _SECRET.search(name)}

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ferrule.engine.abilities import Abilities
     from ferrule.engine.host.local import LocalEngine, start
     from ferrule.engine.options import EngineOptions
     from ferrule.engine.turn import Turn
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ferrule.engine.vectors import normalized
 
 __all__ = [
+    "Abilities",
     "ChatMessage",
     "Constraint",
     "Engine",
@@ -65,7 +67,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {"LocalEngine": "host.local", "start": "host.local", "EngineOptions": "options"}
-_ELSEWHERE |= {"Turn": "turn", "normalized": "vectors"}
+_ELSEWHERE |= {"Abilities": "abilities", "Turn": "turn", "normalized": "vectors"}
 """Modules of those that are not in `ferrule.engine.types`."""
 
 

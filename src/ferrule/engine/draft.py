@@ -1,18 +1,21 @@
-"""Draft models: small ones that guess what a larger one with the same tokens will say (`--speculate draft=MODEL`)."""
+"""Draft models: small ones that guess what a larger one with the same tokens will say (`--speculate draft=MODEL`), and
+layers of that larger one which do so (`--speculate mtp`)."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from ferrule.engine.options import Draft, EngineOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.engine.source import resolve
-from ferrule.engine.spec import read_spec
+from ferrule.engine.spec import read_mtp_spec, read_spec
 from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.errors import ConfigError, ModelError
 from ferrule.model import ModelSpec
 from ferrule.model.gguf import full_path
-from ferrule.plan import make_plan
+from ferrule.model.mtp import mtp_refusal
+from ferrule.plan import Plan, make_plan
 
 
 class FoundDraft(NamedTuple):
@@ -45,6 +48,30 @@ def find_draft(model: str, options: EngineOptions, spec: ModelSpec, tokenizer: M
     _check_tokens(model, tokenizer.codec.vocabulary(), theirs.codec.vocabulary())
     known = identity(directory, read_layout(directory))
     return FoundDraft(drafts, Draft(str(full_path(directory)), known, make_plan(drafts), drafts.max_context))
+
+
+def find_mtp(directory: Path, options: EngineOptions, spec: ModelSpec) -> FoundDraft:
+    """The layer for multi-token prediction of the model of ``spec``, whose files are in ``directory``.
+
+    Raises `ModelError` where it has none that is run here."""
+    refusal = mtp_refusal(spec.model_type)
+    try:
+        if refusal is not None:
+            raise ModelError(f"{options.model}: {refusal}")
+        drafts = read_mtp_spec(directory, options.weights, options.dtype)
+    except ModelError as error:
+        raise ModelError(f"--speculate mtp: {error}") from None
+    known = identity(directory, read_layout(directory))
+    return FoundDraft(drafts, Draft(str(full_path(directory)), known, make_plan(drafts), drafts.max_context, mtp=True))
+
+
+def check_split(draft: Draft, plan: Plan) -> None:
+    """Raises `ConfigError` where ``draft`` cannot guess for a model that is split as ``plan`` says."""
+    if draft.mtp and plan.context > 1:
+        raise ConfigError(
+            f"--speculate mtp reads the hidden states of all tokens on one rank, and with --cp {plan.context} each "
+            "rank has those of some; use --speculate ngram, or --tp or --pp in place of --cp"
+        )
 
 
 def _check_tokens(model: str, ours: dict[str, int], theirs: dict[str, int]) -> None:

@@ -41,10 +41,12 @@ class Meet(msgspec.Struct, frozen=True, omit_defaults=True, tag="meet", tag_fiel
     """All ranks have done their imports: their time to meet begins.
 
     ``number``: how often ranks of this start have met before; each meeting has a key of its own, which a rank that was
-    given up does not know. ``options``: of this one, for ranks that have met before."""
+    given up does not know. ``options``: of this one, for ranks that have met before. ``secret`` (hexadecimal): from
+    which the keys of hand-over groups are derived; each rank has it from here, by its own control connection."""
 
     number: int = 0
     options: RankOptions | None = None
+    secret: str = ""
 
 
 class Hand(msgspec.Struct, frozen=True, array_like=True):
@@ -99,18 +101,34 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
 
 
 class Listen(msgspec.Struct, frozen=True, tag="listen", tag_field="op"):
-    """The driver is to be the first rank of a hand-over group, and to say where that is joined (`Listening`)."""
+    """The driver is to be the first rank of a hand-over group, and to say where that is joined (`Listening`).
+    ``beyond``: ranks of it are on other hosts."""
+
+    beyond: bool = False
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="op"):
-    """All ranks are to join hand-over group ``number``, of ``size`` ranks, at ``addresses`` and with ``key``
-    (hexadecimal): those of this engine are the ones from ``first`` on, the driver before all others."""
+    """All ranks are to join hand-over group ``number``, of ``size`` ranks, at ``addresses``: those of this engine are
+    the ones from ``first`` on, the driver before all others."""
 
     number: int
     first: int
     size: int
-    key: str
     addresses: tuple[str, ...]
+
+
+class Hold(msgspec.Struct, frozen=True, omit_defaults=True, tag="hold", tag_field="op"):
+    """The model moves: the ranks are to compute nothing more, and to hold what their caches have for those that go on
+    with it (`CachesHeld`). ``leaving``: the ranks that are to be elsewhere; the others keep their weights. Empty: all
+    drop their weights, and wait to `Join` the new ones."""
+
+    leaving: tuple[int, ...] = ()
+
+
+class TakeOver(msgspec.Struct, frozen=True, tag="take", tag_field="op"):
+    """All ranks are to join those that hold caches for them, and to take these over (`TakenOver`)."""
+
+    join: Join
 
 
 class Unhanded(msgspec.Struct, frozen=True, tag="unhanded", tag_field="op"):
@@ -119,7 +137,7 @@ class Unhanded(msgspec.Struct, frozen=True, tag="unhanded", tag_field="op"):
     id: int
 
 
-Order = Start | Meet | Learn | Attach | Add | Embed | Cancel | Listen | Join | Unhanded
+Order = Start | Meet | Learn | Attach | Add | Embed | Cancel | Listen | Join | Unhanded | Hold | TakeOver
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive", tag_field="event"):
@@ -221,6 +239,27 @@ class HandedOver(msgspec.Struct, frozen=True, tag="handed", tag_field="event"):
     behind: float
 
 
+class CachesHeld(msgspec.Struct, frozen=True, tag="held", tag_field="event"):
+    """This rank holds ``size`` bytes of caches for others (`Hold`). ``reason``: why it does not."""
+
+    size: int = 0
+    reason: str = ""
+
+
+class TakenOver(msgspec.Struct, frozen=True, omit_defaults=True, tag="taken", tag_field="event"):
+    """Of ``asked`` tokens of sequences that go on so many ``tokens`` need not be computed again, and so many ``others``
+    of prompts that may come again: ``size`` bytes in ``seconds``. ``computing``: seconds that computing ``tokens``
+    would take, as far as is known. ``reason``: why they are no more."""
+
+    asked: int = 0
+    tokens: int = 0
+    others: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    computing: float = 0.0
+    reason: str = ""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused", tag_field="event"):
     """Request ``id`` cannot be answered, or not further, by its own fault. ``code``: as in `RequestError`."""
 
@@ -260,7 +299,21 @@ class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
 
 
 HandOverEvent = Listening | Joined | Parted | Wanted | Received | HandedOver
-Event = Alive | Here | Loading | Ready | Tokens | Scores | Embedded | Refused | Load | Failed | HandOverEvent
+Event = (
+    Alive
+    | Here
+    | Loading
+    | Ready
+    | Tokens
+    | Scores
+    | Embedded
+    | Refused
+    | Load
+    | Failed
+    | HandOverEvent
+    | CachesHeld
+    | TakenOver
+)
 
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -64,12 +64,14 @@ class Adapter:
 @dataclass(frozen=True)
 class Draft:
     """The model that guesses tokens for another one: ``directory``, ``identity`` and ``plan`` are as of `RankOptions`.
-    The plan is of one rank. ``context``: the most tokens of a sequence that it takes."""
+    The plan is of one rank. ``context``: the most tokens of a sequence that it takes. ``mtp``: it is the other one's
+    own layer for multi-token prediction (`ferrule.model.mtp`)."""
 
     directory: str
     identity: str
     plan: Plan
     context: int
+    mtp: bool = False
 
 
 def parse_adapters(given: Iterable[str]) -> tuple[Adapter, ...]:
@@ -250,7 +252,8 @@ class RankOptions(SharedOptions):
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
     all ranks must have found each other. ``adapters``: with their directories and identities. ``speculate``: tokens of
-    a sequence that are guessed at once, at most; by the model ``draft``, or where that is None by n-grams."""
+    a sequence that are guessed at once, at most; by the model ``draft``, or where that is None by n-grams. ``mtp``: of
+    the model, only its layer for multi-token prediction is run."""
 
     directory: str
     dtype: str
@@ -265,6 +268,12 @@ class RankOptions(SharedOptions):
     adapters: tuple[Adapter, ...] = ()
     speculate: int = 0
     draft: Draft | None = None
+    mtp: bool = False
+
+    @property
+    def gives_hidden(self) -> bool:
+        """Whether the driver reads the hidden states of tokens that were computed: to guess from them."""
+        return self.mtp or (self.draft is not None and self.draft.mtp)
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

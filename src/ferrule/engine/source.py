@@ -246,11 +246,13 @@ def count_files(
     weights: str | None = None,
     dtype: str = "auto",
     cuts: Cuts | None = None,
+    *,
+    mtp: bool = False,
 ) -> ModelSpec:
     """Counts and sizes of the model's files, by the ``fields`` of its configuration. ``dtype``: as in `describe`;
-    ``cuts``: as in `spec_of_tensors`. Checks all files on the way; raises `ModelError` where one is damaged,
-    `ConfigError` where a field cannot be."""
-    with Checkpoint(directory, weights) as checkpoint:
+    ``cuts``: as in `spec_of_tensors`; ``mtp``: as in `Checkpoint`. Checks all files on the way; raises `ModelError`
+    where one is damaged, `ConfigError` where a field cannot be."""
+    with Checkpoint(directory, weights, mtp=mtp) as checkpoint:
         tensors = [_counts(key, each, checkpoint) for key, each in checkpoint.tensors.items()]
     # What tensors take is known already.
     told = {key: value for key, value in fields.items() if key not in ("quantization_config", "quantization")}

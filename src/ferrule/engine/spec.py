@@ -6,6 +6,7 @@ whose import takes seconds and 200 MiB.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from ferrule.engine.source import configuration_file, count_files, describe, rea
 from ferrule.engine.weights.checkpoint import quantization_of
 from ferrule.engine.weights.formats import known_methods
 from ferrule.engine.weights.gguf.names import family_of
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, ModelError
 from ferrule.model import ModelSpec
 from ferrule.model.families.encoders import ENCODERS, encoder_refusal
 from ferrule.model.families.shape import Shape, read_shape
 from ferrule.model.gguf import SUFFIX, gguf_config, read_gguf_model
 from ferrule.model.headers import read_json
+from ferrule.model.mtp import mtp_fields, mtp_title, of_gguf
 
 _ALWAYS = frozenset({
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
@@ -68,6 +70,16 @@ def read_spec(directory: Path, weights: str | None = None, dtype: str = "auto") 
     if fields is None:
         return describe(directory, read_config(directory), weights, dtype)
     return count_files(directory, fields, weights, dtype)
+
+
+def read_mtp_spec(directory: Path, weights: str | None = None, dtype: str = "auto") -> ModelSpec:
+    """The same of the model's layer for multi-token prediction, as a model of one layer, whose family is known. Raises
+    `ModelError` where the files hold none."""
+    file = configuration_file(directory)
+    if file.suffix == SUFFIX:
+        raise ModelError(f"{directory}: {of_gguf()}")
+    spec = count_files(directory, mtp_fields(read_json(file)), weights, dtype, mtp=True)
+    return replace(spec, name=mtp_title(spec.name))
 
 
 def _plain_fields(directory: Path) -> dict[str, Any] | None:

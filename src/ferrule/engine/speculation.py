@@ -14,10 +14,11 @@ GUESSED, MOST_GUESSED = 8, 32
 
 @dataclass(frozen=True)
 class Speculate:
-    """``method``: what guesses. ``most``: how many tokens of a sequence at once, at most. ``draft``: of the method of
-    this name, the model: a directory, a GGUF file or a hub id."""
+    """``method``: what guesses; ``mtp``: the model's own layer for multi-token prediction. ``most``: how many tokens of
+    a sequence at once, at most. ``draft``: of the method of this name, the model: a directory, a GGUF file or a hub
+    id."""
 
-    method: Literal["off", "ngram", "draft"] = "off"
+    method: Literal["off", "ngram", "draft", "mtp"] = "off"
     most: int = 0
     draft: str = ""
 
@@ -30,7 +31,8 @@ class Speculate:
 
 
 def parse_speculation(text: str) -> Speculate:
-    """Of ``ngram``, ``ngram:K``, ``draft=MODEL``, ``draft=MODEL:K`` or ``off``. Raises `ConfigError`."""
+    """Of ``ngram``, ``ngram:K``, ``mtp``, ``mtp:K``, ``draft=MODEL``, ``draft=MODEL:K`` or ``off``. Raises
+    `ConfigError`."""
     if text == "off":
         return Speculate()
     given, colon, count = text.rpartition(":")
@@ -40,10 +42,12 @@ def parse_speculation(text: str) -> Speculate:
     if 1 <= int(count) <= MOST_GUESSED:
         if given == "ngram":
             return Speculate("ngram", int(count))
+        if given == "mtp":
+            return Speculate("mtp", int(count))
         if method == "draft" and model:
             here = Path(model).expanduser()
             return Speculate("draft", int(count), str(here.absolute()) if here.exists() else model)
     raise ConfigError(
-        f"--speculate {text!r} is none of off, ngram[:K] and draft=MODEL[:K], where K is how many tokens are guessed "
-        f"at once at most, from 1 to {MOST_GUESSED}"
+        f"--speculate {text!r} is none of off, ngram[:K], mtp[:K] and draft=MODEL[:K], where K is how many tokens are "
+        f"guessed at once at most, from 1 to {MOST_GUESSED}"
     )

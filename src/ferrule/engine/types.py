@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ferrule.engine.abilities import Abilities
+
     Vector = NDArray[np.float32]
 
 FinishReason = Literal["stop", "length"]
@@ -354,6 +356,8 @@ class Engine(Protocol):
     """Names of the LoRA adapters that `SamplingParams.adapter` may say."""
     image_marker: str | None
     """Text that stands for an image in a rendered prompt; None: the model takes text only."""
+    abilities: Abilities
+    """What of a request it honours; `generate` and `embed` raise `RequestError` for more."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -391,6 +395,11 @@ class Engine(Protocol):
         ...
 
     def health(self) -> Health: ...
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more requests (`ModelUnavailable`), and wait until those that are open have ended, so many seconds
+        at most. Whether they have."""
+        ...
 
     async def close(self) -> None:
         """Stop every rank. Safe to call twice; returns within about a second."""

@@ -24,6 +24,10 @@ DTYPE_BYTES = {
     "int32": 4,
     "int64": 8,
     "bool": 1,
+    "int16": 2,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
 }
 """Of an element, by the names of the types that can be moved."""
 

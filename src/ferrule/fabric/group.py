@@ -24,10 +24,10 @@ class Group(Operations, DeviceMessages):
     """Ranks ``0 .. size-1`` that move arrays between each other. Made by `ferrule.fabric.init` and `split`.
 
     Arrays are numpy arrays or torch tensors (or, as inputs with ``out`` given, anything with DLPack) in host memory,
-    contiguous; they are used in place, never copied first. Element types: float64, float32, bfloat16, float16,
-    int8, uint8, int32, int64, bool. All ranks must call the same collectives in the same order with the same sizes;
-    where they do not, the group fails with an error that says what each called. Results are bitwise equal on all
-    ranks, and from run to run on the same links (docs/fabric.md, "Algorithms", has the order of summation).
+    contiguous; they are used in place, never copied first. Element types: float64, float32, bfloat16, float16, bool,
+    integers of 8 to 64 bits with and without sign. All ranks must call the same collectives in the same order with the
+    same sizes; where they do not, the group fails with an error that says what each called. Results are bitwise equal
+    on all ranks, and from run to run on the same links (docs/fabric.md, "Algorithms", has the order of summation).
 
     Every operation takes ``timeout`` in seconds (default: the group's) and ``blocking``: with False it returns a
     `Work` at once and goes on by itself. Collectives run in the order in which they were called; messages (`send`

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 from ferrule.errors import ConfigError, LaunchError
 from ferrule.launch import environment, protocol
@@ -36,6 +36,7 @@ _ANSWER_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _DEFAULTS = {"PYTHONUNBUFFERED": "1"}
+MlxBackend = Literal["own", "ferrule"]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -43,11 +44,12 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 @dataclass(frozen=True)
 class Task:
     """Task of every rank. ``argv``: a None in it is the Python of the host. ``env``: for all ranks. ``cwd``: where,
-    unless the host has its own."""
+    unless the host has its own. ``mlx``: what MLX takes where a program names no backend, its own or Ferrule's."""
 
     argv: tuple[str | None, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
+    mlx: MlxBackend = "own"
 
 
 class Launcher:
@@ -283,12 +285,12 @@ def start_message(job: Job, site: Site, task: Task, *, own_path: bool) -> protoc
 
     def env(rank: int) -> dict[str, str]:
         theirs = environment.torch_env(job, rank) | environment.ferrule_env(job, rank)
-        return {**environment.mlx_env(job, rank), **task.env, **theirs}
+        return {**(environment.mlx_env(job, rank) if task.mlx == "own" else {}), **task.env, **theirs}
 
     return protocol.Start(
         cwd=site.entry.cwd or task.cwd,
         defaults=_DEFAULTS | environment.torch_defaults(job, site) | environment.nccl_defaults(job, site),
-        files=environment.mlx_files(job),
+        files=environment.mlx_files(job) if task.mlx == "own" else {},
         own_path=own_path,
         ranks=tuple(protocol.RankCommand(rank, task.argv, env(rank)) for rank in site.ranks),
     )

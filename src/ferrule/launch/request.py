@@ -9,7 +9,7 @@ from pathlib import Path
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ConfigError
 from ferrule.launch.hostfile import MAX_SLOTS, HostEntry, check_variable, parse_hosts, read_hostfile
-from ferrule.launch.launcher import Task
+from ferrule.launch.launcher import MlxBackend, Task
 
 _OWN = OUTER_JOB | {"FERRULE_HOST_ID", "FERRULE_DEBUG"}
 """Variables that are this process's own business."""
@@ -73,7 +73,9 @@ def chosen_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[s
     return found
 
 
-def make_task(words: Sequence[str], cwd: str, env: Mapping[str, str], *, module: bool = False) -> Task:
+def make_task(
+    words: Sequence[str], cwd: str, env: Mapping[str, str], *, module: bool = False, mlx: MlxBackend = "own"
+) -> Task:
     """``script.py`` and, with ``module``, the name of a module are run by the Python of each host; anything else is a
     command. Raises `ConfigError`."""
     if not words:
@@ -83,4 +85,4 @@ def make_task(words: Sequence[str], cwd: str, env: Mapping[str, str], *, module:
         argv = (None, "-m", *words)
     elif words[0].endswith(".py"):
         argv = (None, *words)
-    return Task(argv, cwd, env)
+    return Task(argv, cwd, env, mlx)

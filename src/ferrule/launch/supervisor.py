@@ -21,6 +21,7 @@ from pathlib import Path
 from ferrule.config import outer_environment
 from ferrule.launch import protocol
 from ferrule.launch.facts import own_facts
+from ferrule.mlx_backend import LIBRARY, library
 from ferrule.process import Children, Outputs, adopt_orphans, kill_orphans, start
 
 LOST_GRACE = 1.0
@@ -181,7 +182,7 @@ class Supervisor:
         if not cwd.is_dir():
             self._refuse(f"there is no directory {cwd}; choose one that is there: --cwd, or cwd in the hostfile")
             return
-        common = order.defaults | self._environment | self._shared_files(order.files)
+        common = {LIBRARY: library()} | order.defaults | self._environment | self._shared_files(order.files)
         if order.own_path:
             common["PATH"] = _with_own_programs(common.get("PATH", os.defpath))
         if sys.platform != "linux":

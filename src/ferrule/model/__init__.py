@@ -18,6 +18,7 @@ from ferrule.model.layer import (
     Weights,
 )
 from ferrule.model.mixer import MixerSpec
+from ferrule.model.mtp import MTP, read_mtp
 from ferrule.model.pooling import Embedding, PoolingMode, lacks_head, read_embedding
 from ferrule.model.read import known_models, read_configuration, read_model, spec_of_config, spec_of_tensors
 from ferrule.model.spec import ModelSpec
@@ -28,6 +29,7 @@ __all__ = [
     "CACHE_BITS",
     "CACHE_GROUP",
     "COMPACT",
+    "MTP",
     "AttentionSpec",
     "Cuts",
     "Embedding",
@@ -52,6 +54,7 @@ __all__ = [
     "read_configuration",
     "read_embedding",
     "read_model",
+    "read_mtp",
     "spec_of_config",
     "spec_of_tensors",
     "split_heads",

@@ -229,6 +229,27 @@ class ModelSpec:
             )
         return None
 
+    @property
+    def hand_over_obstacle(self) -> str | None:
+        """Reason why prompts cannot be computed by other ranks of the built-in engine than answers, or None."""
+        if self.encoder:
+            return f"{self.architecture} is an encoder, which makes no tokens"
+        if not self.has_program:
+            return (
+                f"{self.architecture} has no native step program in the built-in engine, and only those hand prompts "
+                "over"
+            )
+        return None
+
+    @property
+    def hand_over_by_tensors_obstacle(self) -> str | None:
+        """The same where some of these ranks compute on devices of their own, or None."""
+        if self.cache_bits:
+            return "the built-in engine hands quantised keys and values over between processors only"
+        if any(layer.attention is not None and layer.attention.kind == "latent" for layer in self.alike):
+            return f"the built-in engine hands the latents of {self.architecture} over between processors only"
+        return self.hand_over_obstacle
+
     def expert_obstacle(self, parts: int) -> str | None:
         """Reason why routed experts cannot be given out whole to so many ranks by the built-in engine, or None."""
         if self.expert_refusal:

@@ -7,9 +7,9 @@ from ferrule.plan.one_machine import plan_machine, rank_memory, require_room, sp
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan, shares_by, split_flags
 from ferrule.plan.prediction import Candidate, Prediction, Term
 from ferrule.plan.question import Objective, Question, Workload
-from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, STREAMED, Runtime
+from ferrule.plan.runtime import BUILT_IN_ENGINE, CAPTURED_SHARE, RUNTIMES, STREAMED, Runtime, runtime_named
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
-from ferrule.plan.search import Apart, SearchResult, best_plan, search, search_apart
+from ferrule.plan.search import SearchResult, best_plan, search, search_apart, with_apart
 
 __all__ = [
     "BLOCK_PAGES",
@@ -18,7 +18,6 @@ __all__ = [
     "PAGE_TOKENS",
     "RUNTIMES",
     "STREAMED",
-    "Apart",
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
@@ -46,6 +45,7 @@ __all__ = [
     "read_cluster",
     "read_plan",
     "require_room",
+    "runtime_named",
     "search",
     "search_apart",
     "shares_by",
@@ -53,4 +53,5 @@ __all__ = [
     "split_advice",
     "split_flags",
     "times_as_fast",
+    "with_apart",
 ]

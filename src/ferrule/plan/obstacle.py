@@ -8,6 +8,10 @@ from ferrule.plan.plan import Plan, Stage
 
 def obstacle_of(model: ModelSpec, plan: Plan) -> str | None:
     """Or None, if it can."""
+    if plan.prompts is not None and (reason := model.hand_over_obstacle or obstacle_of(model, plan.prompts)):
+        return reason
+    if plan.prompts is not None and max(plan.context, plan.prompts.context) > 1:
+        return "the built-in engine hands prompts over to ranks that keep keys and values whole only"
     if len(plan.stages) > 1 and model.pipeline_refusal:
         return model.pipeline_refusal
     return next((reason for stage in plan.stages if (reason := stage_obstacle(model, stage))), None)

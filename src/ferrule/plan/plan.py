@@ -96,12 +96,14 @@ class Shard:
 class Plan:
     """A split of a model over devices: ``stages`` in the order of the layers. Rank numbers count through their devices.
 
-    ``obstacle``: why the built-in engine cannot run it, or None. ``reason``: why this one, for people.
+    ``obstacle``: why the built-in engine cannot run it, or None. ``reason``: why this one, for people. ``prompts``:
+    another split of the model, on other devices, whose ranks compute prompts for those of this one; None: these do.
     """
 
     stages: tuple[Stage, ...]
     obstacle: str | None = None
     reason: str = field(default="", compare=False)
+    prompts: Plan | None = None
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -115,6 +117,24 @@ class Plan:
             raise PlanError("a device is in two stages")
         if len({stage.width if stage.context else 0 for stage in self.stages}) != 1:
             raise PlanError("keys and values are shared out by pages among as many ranks on every stage, or on none")
+        if self.prompts is not None:
+            self._check_prompts(self.prompts)
+
+    def _check_prompts(self, prompts: Plan) -> None:
+        if both := sorted(set(prompts.devices) & set(self.devices)):
+            raise PlanError(f"{', '.join(both)}: a device is for prompts or for tokens, not for both")
+        if prompts.prompts is not None or prompts.layers != self.layers:
+            raise PlanError("ranks for prompts hold all layers of the model, and compute all of a prompt by themselves")
+
+    @property
+    def alone(self) -> Plan:
+        """The same ranks, without others that compute their prompts."""
+        return replace(self, prompts=None)
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """Those for prompts first, then those of `devices`."""
+        return (*(self.prompts.devices if self.prompts is not None else ()), *self.devices)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class Prediction:
     ``prompt_terms`` to ``ttft_seconds``, and ``step_terms`` to ``step_seconds``: where the slowest stage sets the pace,
     those are of that stage alone. ``joules`` and ``dollars_per_million`` per token and million tokens at the
     concurrency, where watts and prices are known. ``largest_context``: of each of the concurrent sequences, by memory.
-    ``interval``: how far off that may be.
+    ``interval``: how far off that may be. ``answer``: tokens of an answer, for `answer_seconds`.
     """
 
     token_seconds: float
@@ -96,6 +96,19 @@ class Prediction:
     joules: float | None = None
     dollars_per_million: float | None = None
     interval: Interval = NONE
+    answer: int = 1
+
+    @property
+    def answer_seconds(self) -> float:
+        """From a request to the last token of its answer."""
+        return self.ttft_seconds + (self.answer - 1) * self.token_seconds
+
+    @property
+    def answer_between(self) -> Between:
+        """Seconds: by how sure its larger part is."""
+        tokens = self.answer_seconds - self.ttft_seconds
+        spread = self.interval.token if tokens > self.ttft_seconds else self.interval.prompt
+        return Between.about(self.answer_seconds, spread)
 
     @property
     def fits(self) -> bool:

@@ -12,24 +12,26 @@ from ferrule.plan.cluster.spec import ClusterSpec
 from ferrule.plan.prediction import Prediction
 from ferrule.plan.runtime import BUILT_IN_ENGINE, ON_ACCELERATORS, Runtime
 
-Objective = Literal["latency", "throughput", "ttft", "context", "energy"]
-OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "ttft", "context", "energy")
+Objective = Literal["latency", "throughput", "ttft", "answer", "context", "energy"]
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "ttft", "answer", "context", "energy")
 
 
 @dataclass(frozen=True)
 class Workload:
     """``context``: tokens of one sequence for which there must be room. ``prompt``: tokens whose processing the time
     to first token counts. ``concurrency``: sequences at once. ``depth``: tokens that are already there when a token is
-    timed; None: the prompt. ``kwh_price``: US dollars per kilowatt hour, if the price of tokens is to count it."""
+    timed; None: the prompt. ``kwh_price``: US dollars per kilowatt hour, if the price of tokens is to count it.
+    ``answer``: tokens of an answer, where the time of a whole one counts."""
 
     context: int = 4096
     prompt: int = 512
     concurrency: int = 1
     depth: int | None = None
     kwh_price: float | None = None
+    answer: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("context", "prompt", "concurrency"):
+        for name in ("context", "prompt", "concurrency", "answer"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.depth is not None and self.depth < 0:
@@ -56,6 +58,7 @@ AIMS: dict[Objective, Aim] = {
     "latency": Aim(lambda prediction: prediction.tokens_per_s, "tok/s"),
     "throughput": Aim(lambda prediction: prediction.throughput, "tok/s"),
     "ttft": Aim(lambda prediction: prediction.ttft_seconds, "s", less=True),
+    "answer": Aim(lambda prediction: prediction.answer_seconds, "s", less=True),
     "context": Aim(lambda prediction: float(prediction.largest_context), "tokens"),
     "energy": Aim(lambda prediction: prediction.joules, "J/token", less=True),
 }

@@ -321,3 +321,10 @@ EXO_GRPC = Runtime(
 )
 """exo of 2024: tensors from Python to Python by gRPC."""
 RUNTIMES = {runtime.name: runtime for runtime in (BUILT_IN_ENGINE, MLX, VLLM, LLAMA_CPP_RPC, EXO_GRPC)}
+ALIASES = {"llama.cpp": LLAMA_CPP_RPC.name}
+"""Names by which ``ferrule serve --engine`` calls some of them."""
+
+
+def runtime_named(name: str) -> Runtime | None:
+    """The runtime of this name or alias."""
+    return RUNTIMES.get(ALIASES.get(name, name))

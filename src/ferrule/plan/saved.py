@@ -87,10 +87,22 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
         names = [known.get(name) or CPU for name in self.plan.devices]
         return (names[0] if len(set(names)) == 1 else ",".join(names)) if any(known.values()) else None
 
+    @property
+    def prompts(self) -> SavedPlan | None:
+        """That of the ranks which compute prompts for those of this one, as a plan by itself."""
+        return None if self.plan.prompts is None else self._with(self.plan.prompts)
+
+    @property
+    def alone(self) -> SavedPlan:
+        """Without ranks for prompts."""
+        return self._with(self.plan.alone)
+
+    def _with(self, plan: Plan) -> SavedPlan:
+        return msgspec.structs.replace(self, plans=(plan,), best=0)
+
     def to_json(self) -> str:
         """With the best plan alone, for `parse_plan`."""
-        alone = msgspec.structs.replace(self, plans=(self.plan,), best=0)
-        return msgspec.json.encode(alone).decode()
+        return msgspec.json.encode(self._with(self.plan)).decode()
 
     def for_model(self, spec: ModelSpec) -> Plan:
         """The best plan, once it is sure that it is for this model and that the engine can run it.
@@ -114,6 +126,10 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
                 f"{spec.name} has {here.bytes / 2**30:.2f} GiB ({here.stored}); plan again without --weights"
             )
         plan = self.plan
+        devices = {device.name: device.device for device in self.cluster.devices}
+        gpus = any(devices.get(name, "") not in ("", CPU) for name in plan.all_devices)
+        if plan.prompts is not None and gpus and (reason := spec.hand_over_by_tensors_obstacle):
+            raise PlanError(f"{spec.name} cannot be run as the plan says: {reason}; {_CURE}")
         if plan.layers != spec.layers:
             raise PlanError(f"the plan's stages hold {plan.layers} layers, and {spec.name} has {spec.layers}; {_CURE}")
         obstacle = obstacle_of(spec, plan)
@@ -123,7 +139,8 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
 
     def require_hosts(self, known: Collection[str], where: str) -> None:
         """Raises `PlanError` where the plan needs a host that is not among the ``known`` ones of ``where``."""
-        missing = [name for name in dict.fromkeys(self.hosts) if name not in known]
+        hosts = (*self.hosts, *(self.prompts.hosts if self.prompts is not None else ()))
+        missing = [name for name in dict.fromkeys(hosts) if name not in known]
         if missing:
             raise PlanError(
                 f"the plan places ranks on {', '.join(missing)}, and {where} has only {', '.join(sorted(known))}; "

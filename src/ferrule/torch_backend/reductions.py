@@ -31,16 +31,12 @@ FABRIC_REDUCTIONS: dict[int, int] = {number: REDUCTIONS[name] for number, name i
 """By the hash of a ReduceOp: the fabric's code for what it does itself."""
 
 _WIDER: dict[torch.dtype, torch.dtype] = {
-    torch.int16: torch.int32,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
     torch.float8_e4m3fn: torch.float32,
     torch.float8_e4m3fnuz: torch.float32,
     torch.float8_e5m2: torch.float32,
     torch.float8_e5m2fnuz: torch.float32,
 }
-"""Wider type for one that the fabric does not reduce: one that holds all its values. Sums wrap around as the type
-itself does."""
+"""Wider type for one that the fabric does not reduce: one that holds all its values."""
 
 
 class Operand(NamedTuple):
@@ -61,8 +57,6 @@ def operand(t: Tensor, op: Any) -> Operand:
     values = numbers(t)
     if t.is_complex() and name not in ("sum", "avg"):
         raise TypeError(f"complex numbers have no {name}; reduce torch.view_as_real(x) if its parts are meant")
-    if t.dtype is torch.uint64 and name not in ("sum", "prod"):
-        raise TypeError(f"{name} of uint64 is not offered; convert to int64 first")
     wide = _WIDER.get(values.dtype, values.dtype)
     if wide not in MOVED:
         raise TypeError(f"tensors of type {t.dtype} cannot be reduced; convert to float32 first")
@@ -72,11 +66,9 @@ def operand(t: Tensor, op: Any) -> Operand:
 
 
 def numbers(t: Tensor) -> Tensor:
-    """A view without gradient whose elements reduce one by one: parts of complex numbers, the bits of uint64."""
+    """A view without gradient whose elements reduce one by one: parts of complex numbers."""
     t = t.detach()
-    if t.is_complex():
-        return torch.view_as_real(t)
-    return t.view(torch.int64) if t.dtype is torch.uint64 else t
+    return torch.view_as_real(t) if t.is_complex() else t
 
 
 def is_bitwise(op: Any) -> bool:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
+from mtp_models import make_mtp
 
 from ferrule.engine import Constraint, EngineOptions, LocalEngine, SamplingParams, Token, start
+from ferrule.engine.spec import read_spec
+from ferrule.model import demo_path
 
 TOKENS, KILLED_AT = 60, 20
 SCHEMA = {"type": "array", "items": {"enum": ["one", "two"]}, "minItems": 12, "maxItems": 12}
@@ -31,13 +36,19 @@ def ids(tokens: list[Token]) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speculate", ["ngram:6", "draft=demo:4"])
-def test_an_answer_goes_on_after_a_crash_and_guesses_are_told(speculate: str) -> None:
+@pytest.mark.parametrize("speculate", ["ngram:6", "draft=demo:4", "mtp:4"])
+def test_an_answer_goes_on_after_a_crash_and_guesses_are_told(speculate: str, tmp_path: Path) -> None:
+    model = "demo"
+    if speculate.startswith("mtp"):
+        vocabulary = read_spec(demo_path()).vocab_size
+        model = str(make_mtp("deepseek_v3", tmp_path / "model", echoes=True, vocab_size=vocabulary))
+        for file in demo_path().glob("tokenizer*"):
+            shutil.copy(file, model)
     greedy = SamplingParams(TOKENS, 0.0, ignore_eos=True)
     schema = SamplingParams(200, 0.0, constraint=Constraint("json_schema", json.dumps(SCHEMA)))
 
     async def body() -> None:
-        options = EngineOptions("demo", 2, dtype="float32", threads=1, self_test=False, speculate=speculate)
+        options = EngineOptions(model, 2, dtype="float32", threads=1, self_test=False, speculate=speculate)
         engine = await start(options)
         try:
             first = await asked(engine, greedy)

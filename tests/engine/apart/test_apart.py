@@ -32,11 +32,13 @@ async def whole_answers() -> list[list[int]]:
         await engine.close()
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_answers_go_on_whatever_becomes_of_the_ranks_for_prompts(fault: signal.Signals) -> None:
+@pytest.mark.parametrize(("fault", "ranks", "device"), [(signal.SIGKILL, 2, "cpu"), (signal.SIGSTOP, 1, "emulated:0")])
+def test_answers_go_on_whatever_becomes_of_the_ranks_for_prompts(
+    fault: signal.Signals, ranks: int, device: str
+) -> None:
     async def run() -> None:
         expected = await whole_answers()
-        engine = await start_apart(OPTIONS, 2)
+        engine = await start_apart(OPTIONS, ranks, device=device)
         try:
             await engine.joined(SECONDS)
             assert await answer(engine, PROMPTS[0]) == expected[0]

@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 from in_threads import on_all, thread_groups
+from mtp_models import make_mtp
 from tiny_encoders import add_tokenizer, make_encoder
+from tiny_models import make
 
 from ferrule.engine import EngineOptions
-from ferrule.engine.draft import find_draft
+from ferrule.engine.draft import check_split, find_draft, find_mtp
 from ferrule.engine.host.prepare import prepare, rank_options
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.draft.load import obtain_draft
+from ferrule.engine.spec import read_spec
 from ferrule.engine.tokenizer.model import ModelTokenizer
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import ConfigError, ModelError
-from ferrule.model import demo_path
+from ferrule.model import demo_path, read_mtp
+from ferrule.plan import make_plan
 
 
 @pytest.fixture
@@ -119,3 +124,53 @@ def test_the_driver_gets_the_files_from_a_host_that_has_them(
     finally:
         for group in (*worlds, *pairs):
             group.close()
+
+
+def test_a_models_own_layer_is_counted_and_told_to_the_ranks(tmp_path: Path) -> None:
+    directory = make_mtp("glm4_moe", tmp_path / "model")
+    own = EngineOptions(str(directory), speculate="mtp:2")
+    spec = read_spec(directory)
+    found, draft = find_mtp(directory, own, spec)
+    assert (found.layers, found.name, draft.directory) == (1, "model's MTP layer", str(directory))
+    assert (draft.mtp, draft.plan.world_size, draft.context) == (True, 1, spec.max_context)
+    quantised = find_mtp(directory, replace(own, weights="int8"), spec).spec
+    assert quantised.in_engine.bytes < found.in_engine.bytes / 2, "as the model's other layers are"
+    check_split(draft, make_plan(spec, tensor=2, pipeline=2))
+    with pytest.raises(ConfigError, match="with --cp 2 each rank has those of some; use --speculate ngram"):
+        check_split(draft, make_plan(spec, context=2))
+
+
+def test_a_model_without_such_a_layer_is_refused_with_what_helps(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"--speculate mtp: demo: no layer for .*MTP.*use --speculate ngram"):
+        prepare(EngineOptions("demo", speculate="mtp"))
+    bare = make("glm4_moe", tmp_path / "bare")
+    with pytest.raises(ModelError, match=r"bare holds no layer for .*download the model as its makers published it"):
+        find_mtp(bare, EngineOptions(str(bare)), read_spec(bare))
+    with pytest.raises(ModelError, match="bare holds no layer for multi-token prediction"):
+        read_mtp(str(bare))
+    config = bare / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelError, match=r"its config\.json names no layer for multi-token prediction"):
+        read_mtp(str(bare))
+
+
+def test_the_driver_gets_the_layer_from_a_host_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRULE_MODEL_CACHE", str(tmp_path / "cache"))
+    directory = make_mtp("glm4_moe", tmp_path / "model")
+    spec = read_spec(directory)
+    draft = find_mtp(directory, EngineOptions(str(directory)), spec).draft
+    here = RankOptions(
+        str(directory), "float32", make_plan(spec, tensor=2), 1, 64, 4, 64, (), draft.identity, draft=draft
+    )
+    away = replace(here, draft=replace(draft, directory=str(tmp_path / "elsewhere" / "model")))
+    worlds, pairs = thread_groups(2), thread_groups(2)
+    try:
+        given = [away, here]
+        on_all(worlds, lambda each: obtain_draft(Host(each, pairs), given[each.rank], lambda _: None))  # type: ignore[arg-type]
+    finally:
+        for group in (*worlds, *pairs):
+            group.close()
+    with Checkpoint(tmp_path / "cache" / draft.identity, mtp=True) as sent, Checkpoint(directory, mtp=True) as own:
+        for name in own.tensors:
+            assert [part.tolist() for part in sent.read(name)] == [part.tolist() for part in own.read(name)]
+        assert {"model.layers.0.eh_proj.weight", "model.embed_tokens.weight", "model.norm.weight"} < set(own.tensors)

@@ -439,3 +439,18 @@ def test_a_vector_is_computed_again_after_a_crash(monkeypatch: pytest.MonkeyPatc
             await engine.embed([[1] * (engine.max_context + 1)])
 
     running(FakePlanner(starter), body, monkeypatch)
+
+
+def test_a_model_that_is_drained_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what was asked before is answered to its end."""
+
+    async def body(engine: LocalEngine) -> None:
+        open_one = asyncio.create_task(ask(engine, [1, 2]))
+        await asyncio.sleep(0)
+        assert not await engine.drain(0.0)
+        with pytest.raises(ModelUnavailable, match="being stopped"):
+            await ask(engine, [3])
+        assert await engine.drain(10.0)
+        assert len(await open_one) == 120
+
+    running(FakePlanner(FakeStarter(loads=1)), body, monkeypatch)

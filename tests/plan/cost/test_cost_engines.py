@@ -12,7 +12,6 @@ from ferrule.model import ModelSpec, Share, read_model
 from ferrule.model.families.family import FAMILIES
 from ferrule.plan import RUNTIMES, ClusterSpec, DeviceSpec, PairSpec, Plan, Question, RailSpec, Stage, Workload, predict
 from ferrule.plan.cluster.profile import cluster_from_profile
-from ferrule.plan.cost import predict_apart
 from ferrule.plan.cost.interval import MEASURED, NEVER_MEASURED, NOT_COMPARED, SPREADS, UNKNOWN_FAMILY
 from ferrule.plan.kernels import Kernels, with_others
 from ferrule.plan.prediction import Prediction
@@ -145,7 +144,8 @@ def test_prompts_and_tokens_on_machines_of_their_own() -> None:
     pairs = (PairSpec((spark.name, mac.name), (RailSpec("ethernet-10g", 25e-6, 1.2e9),)),)
     question = Question(DENSE, ClusterSpec((spark, mac), pairs), Workload(prompt=8192), runtime=MLX)
     on_spark, on_mac = (Plan((Stage((each.name,), 0, DENSE.layers),)) for each in (spark, mac))
-    both = predict_apart(question, on_spark, on_mac)
+    apart = replace(on_mac, prompts=on_spark)
+    both = predict(question, apart)
     prompts, tokens = predict(question, on_spark), predict(question, on_mac)
     assert both.token_seconds == tokens.token_seconds
     assert prompts.ttft_seconds < both.ttft_seconds < tokens.ttft_seconds
@@ -156,6 +156,6 @@ def test_prompts_and_tokens_on_machines_of_their_own() -> None:
     assert [use.device for use in both.memory] == [spark.name, mac.name]
     # Over a slow cable that is what takes the time.
     slow = ClusterSpec((spark, mac), (PairSpec((spark.name, mac.name), (RailSpec("wifi", 2e-3, 1e7),)),))
-    assert predict_apart(question.on(slow), on_spark, on_mac).ttft_seconds == pytest.approx(handed / 1e7, rel=0.05)
+    assert predict(question.on(slow), apart).ttft_seconds == pytest.approx(handed / 1e7, rel=0.05)
     with pytest.raises(PlanError, match="for prompts or for tokens, not for both"):
-        predict_apart(question, on_mac, on_mac)
+        replace(on_mac, prompts=on_mac)

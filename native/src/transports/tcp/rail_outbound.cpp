@@ -61,6 +61,11 @@ OutFrame& Outbound::append(OutFrame frame) {
   return frames_.emplace_back(frame);
 }
 
+std::uint64_t Outbound::first_referred() const {
+  if (!refers()) return end_;
+  return std::ranges::find_if(frames_, [](const OutFrame& frame) { return !frame.copied(); })->offset;
+}
+
 void Outbound::acknowledge(std::uint64_t offset) {
   if (offset <= acknowledged_) return;
   FERRULE_ASSERT(offset <= end_);

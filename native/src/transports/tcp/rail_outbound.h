@@ -51,6 +51,8 @@ class Outbound {
   std::uint64_t begin() const { return acknowledged_; }
   std::uint64_t end() const { return end_; }
   bool refers() const { return referred_ != 0; }
+  // Where the first frame in the caller's memory begins; the end where there is none.
+  std::uint64_t first_referred() const;
 
  private:
   OutFrame& append(OutFrame frame);

@@ -50,6 +50,18 @@ bool TcpChannel::holds_callers_memory() {
   return holds;
 }
 
+std::uint64_t TcpChannel::held_bytes() {
+  if (!holds_callers_memory()) return 0;
+  const auto pins = [](const auto& rail) { return rail->alive() && rail->holds_memory(); };
+  if (std::ranges::any_of(rails_, pins)) return outbound_.end();  // which of its bytes the kernel reads is not known
+  std::uint64_t first = outbound_.first_referred();
+  if (const OutFrame* const lost = outbound_.lost()) first = std::min(first, lost->offset);
+  for (const auto& rail : rails_) {
+    if (rail->alive() && rail->frame() != nullptr) first = std::min(first, rail->frame()->offset);
+  }
+  return outbound_.end() - first;
+}
+
 bool TcpChannel::holds_memory() {
   // The peer has what a stalled rail still holds: it will not look at it.
   const auto pins = [](const auto& rail) { return rail->alive() && !rail->doubtful() && rail->holds_memory(); };

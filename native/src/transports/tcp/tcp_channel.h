@@ -31,6 +31,7 @@ class TcpChannel final : public Channel {
   std::size_t try_send(std::span<const ConstBytes> parts) override;
   std::size_t try_recv(Bytes into) override;
   bool holds_callers_memory() override;
+  std::uint64_t held_bytes() override;
   void may_hold_memory() override;
   void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
   void on_poll(const pollfd& ready) override;

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Generic
 
+from ferrule.agent.models.apart import Wanted, alone_with_prompts, divide, wanted_apart
 from ferrule.agent.placement.planner import ClusterPlanner, Placed
 from ferrule.agent.placement.replicas import replica_hosts
 from ferrule.agent.placement.shared import Part, SharedMemory
@@ -19,9 +20,10 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import TellModelState
 from ferrule.cluster.reports import RankPlace, ReplicaStatus, ServerState
 from ferrule.engine import Engine, EngineOptions, ReplicaHealth, start
+from ferrule.engine.apart.start import start_apart_on_hosts
 from ferrule.engine.host.prepare import prepared
 from ferrule.engine.host.speed import measure_speed
-from ferrule.engine.options import parse_adapters
+from ferrule.engine.options import ANSWERS, PROMPTS, parse_adapters
 from ferrule.engine.replicas.start import ReplicaPlace, start_replicas_apart
 from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
@@ -65,8 +67,9 @@ def planner_of(
     desired: DesiredModel,
     memory: SharedMemory | None = None,
     beside: Sequence[str] = (),
+    hands_over: str = "",
 ) -> ClusterPlanner:
-    options = options_of(desired, name)
+    options = replace(options_of(desired, name), hands_over=hands_over)
     saved = None if desired.plan is None else parse_plan(desired.plan, f"the plan of the model {name!r}")
     wanted = desired.hosts or ()
     return ClusterPlanner(
@@ -148,6 +151,8 @@ class ModelServer(AddressServer[Engine]):
         self._measured_at: list[Placed | None] = []
         """Placement of the model when its speed was measured."""
         self._measuring: asyncio.Task[None] | None = None
+        self._apart = ""
+        """Why its prompts are computed by hosts of their own; empty where they are not."""
         self._detail = "planning"
         self._progress: dict[str, Progress] = {}
 
@@ -158,10 +163,13 @@ class ModelServer(AddressServer[Engine]):
 
     async def load(self, *, measured: bool = True) -> Engine:
         """``measured``: only when its speed is known."""
-        if self._desired.replicas is None:
-            engine: Engine = await start(self._options, on_progress=self._heard, planner=self._planners[0].about)
-        else:
+        engine: Engine | None = None
+        if self._desired.replicas is not None:
             engine = await self._load_replicas(self._desired.replicas)
+        elif (wanted := wanted_apart(self._desired)) is not None:
+            engine = await self._load_apart(wanted)
+        if engine is None:
+            engine = await start(self._options, on_progress=self._heard, planner=self._planners[0].about)
         if measured:
             await self._measure(engine)
         self._engine = engine
@@ -186,6 +194,25 @@ class ModelServer(AddressServer[Engine]):
         ]
         places = [ReplicaPlace(self._options, each.about, each.speed) for each in self._planners]
         return await start_replicas_apart(model, places, self._heard)
+
+    async def _load_apart(self, wanted: Wanted) -> Engine | None:
+        """None where the planner finds that it does not pay."""
+        model = await prepared(self._options, on_progress=self._heard)
+        divided = await divide(self._home, self._options, self._desired, wanted, model)
+        if divided is None:
+            return None
+        self._apart = divided.reason
+        self._planners = [
+            planner_of(self._home, self._name, one, self._memory, beside=other.hosts or (), hands_over=role)
+            for role, one, other in (
+                (ANSWERS, divided.answers, divided.prompts),
+                (PROMPTS, divided.prompts, divided.answers),
+            )
+        ]
+        answers, prompts = self._planners
+        return await start_apart_on_hosts(
+            self._options, model, answers.about, prompts.about, self._heard, device=divided.prompts.device
+        )
 
     @property
     def _placed(self) -> list[Placed | None]:
@@ -213,13 +240,16 @@ class ModelServer(AddressServer[Engine]):
 
     def state(self) -> ServerState:
         placed, engine = [each for each in self._placed if each is not None], self._engine
+        if self._apart and self._planners[0].placed is None:
+            placed = []  # where answers come from is not known yet
         found = ServerState(state="loading", detail=self._detail)
         if placed:
-            predicted = [each.prediction.tokens_per_s for each in placed if each.prediction is not None]
+            answering = placed[:1] if self._apart else placed
+            predicted = [each.prediction.tokens_per_s for each in answering if each.prediction is not None]
             found = replace(
                 found,
-                plan=placed[0].plan.reason,
-                strategy=placed[0].plan.strategy,
+                plan=f"{placed[0].plan.reason.rstrip('.')}. {self._apart}" if self._apart else placed[0].plan.reason,
+                strategy=placed[0].plan.strategy + ", prompts apart" * bool(self._apart),
                 hosts=tuple(host for each in placed for host in each.hosts),
                 predicted=max(predicted, default=None),
             )
@@ -230,7 +260,7 @@ class ModelServer(AddressServer[Engine]):
             found,
             state=health.state,
             detail=health.error or "",
-            note="; ".join(filter(None, (health.note, engine.tokenizer.warning))),
+            note="; ".join(filter(None, (health.note, alone_with_prompts(health), engine.tokenizer.warning))),
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,

@@ -24,13 +24,14 @@ from ferrule.engine.host.lost_devices import DeviceOfHost, LostDevices, used_of
 from ferrule.engine.host.migration import MOVE_WORTH
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
-from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.options import PROMPTS, EngineOptions, RankOptions
 from ferrule.errors import ClusterError, FerruleError, ModelUnavailable
 from ferrule.model import ModelSpec
 from ferrule.plan import (
     BUILT_IN_ENGINE,
     STREAMED,
     Candidate,
+    Objective,
     Plan,
     Prediction,
     Question,
@@ -312,8 +313,12 @@ class ClusterPlanner:
             left = tuple(self._memory.left(device, without) for device in cluster.devices)
             cluster = replace(cluster, devices=left)
         work = Workload(context=context, prompt=min(512, max(1, context // 2)))
-        question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
+        objective: Objective = "ttft" if self._options.hands_over == PROMPTS else "latency"
+        question = Question(spec, cluster, work, objective, BUILT_IN_ENGINE)
         answers = search(replace(question, runnable_only=True))
+        if self._options.hands_over:  # to or by ranks that keep keys and values whole
+            whole = tuple(each for each in answers.candidates if each.plan.context == 1)
+            answers = replace(answers, candidates=whole)
         reads = self._options.stream_weights is not None and not any(each.accelerated for each in cluster.devices)
         if answers.best is None and reads:
             answers = search(replace(question, runtime=STREAMED, runnable_only=True))

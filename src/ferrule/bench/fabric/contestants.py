@@ -68,7 +68,7 @@ def start_job(contestants: Sequence[Contestant], setting: Setting) -> Job:
     elif first.impl == "openmpi":
         launch = partial(launch_openmpi, setting, build_mpi_rank(setting.folder), first.transport)
     elif first.impl == "mlx-ring":
-        launch = partial(launch_mlx, setting)
+        launch = partial(launch_mlx, setting, "ring")
     elif first.impl in ("gloo", "ferrule-torch"):
         launch = partial(launch_torch, setting, first.impl.removesuffix("-torch"), first.transport, first.rails)
     else:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ferrule.bench.fabric.rank import Task
 from ferrule.bench.fabric.sweep import Cell, Contestant
 from ferrule.launch import LocalLauncher
 
@@ -81,10 +82,13 @@ class Job:
 
     def play(self, contestant: Contestant, cell: Cell, samples: int, timeout: float) -> list[float]:
         """Microseconds of each sample, as rank 0 saw them. Raises `JobError`."""
-        task = f"{cell.op} {cell.count} {cell.dtype} {samples} {contestant.impl} {contestant.transport}\n"
+        return self.ask(Task(cell.op, cell.count, cell.dtype, samples, contestant.impl, contestant.transport), timeout)
+
+    def ask(self, task: Task, timeout: float) -> list[float]:
+        """As `play`, of any task that the ranks know."""
         try:
             for control in self._controls:
-                control.sendall(task.encode())
+                control.sendall(f"{task}\n".encode())
             answers = [answer.split(maxsplit=1) for answer in self._answers(time.monotonic() + timeout)]
         except OSError as error:
             raise JobError(self._last_words(f"went away ({error})"), lost=True) from error

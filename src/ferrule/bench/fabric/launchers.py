@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,11 +22,13 @@ from ferrule.bench.fabric.job import JobError
 from ferrule.bench.fabric.rank import FerruleOptions, MlxOptions, Options, RawOptions, TorchOptions
 from ferrule.lab import ROUTED, Lab
 from ferrule.launch import LocalLauncher
+from ferrule.mlx_backend import LIBRARY, library
 
 OPERATION_SECONDS = 60.0
 """The deadline of a single operation inside the ranks."""
 
 _MPI_SOURCE = Path(__file__).with_name("mpi_rank.c")
+_RING_PORT = 32323
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
@@ -73,15 +76,25 @@ def launch_torch(
     )
 
 
-def launch_mlx(setting: Setting, control: Path, logs: Path) -> LocalLauncher:
+def launch_mlx(setting: Setting, backend: Literal["ring", "mpi"], control: Path, logs: Path) -> LocalLauncher:
+    options = MlxOptions(backend)
+    if backend == "mpi":
+        return _python(setting, options, control, logs, env={LIBRARY: library()})
+    hostfile = logs.with_name("hosts.json")
+    hostfile.write_text(json.dumps(_ring(setting)))
+    rank_env = [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)} for rank in range(setting.ranks)]
+    return _python(setting, options, control, logs, rank_env=rank_env)
+
+
+def _ring(setting: Setting) -> list[list[str]]:
+    """Where each rank of MLX's ring listens for the one before it."""
+    ranks, lab = setting.ranks, setting.lab
+    if lab is not None:
+        return [[f"{lab.address(rank, (rank - 1) % ranks)}:{_RING_PORT}"] for rank in range(ranks)]
     with ExitStack() as stack:
         # No other program can take these ports while we hold them; the ring listens on them a moment later.
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(setting.ranks)]
-        hosts = [[f"127.0.0.1:{probe.getsockname()[1]}"] for probe in probes]
-    hostfile = logs.with_name("hosts.json")
-    hostfile.write_text(json.dumps(hosts))
-    rank_env = [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)} for rank in range(setting.ranks)]
-    return _python(setting, MlxOptions(), control, logs, rank_env=rank_env)
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(ranks)]
+        return [[f"127.0.0.1:{probe.getsockname()[1]}"] for probe in probes]
 
 
 def launch_raw(setting: Setting, control: Path, logs: Path) -> LocalLauncher:

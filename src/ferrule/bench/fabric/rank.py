@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -34,6 +34,9 @@ class Task:
     def parse(cls, line: str) -> Task:
         op, count, dtype, samples, impl, transport = line.split()
         return cls(op, int(count), dtype, int(samples), impl, transport)
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.count} {self.dtype} {self.samples} {self.impl} {self.transport}"
 
 
 class RawOptions(msgspec.Struct, frozen=True, tag="rank_raw"):
@@ -60,7 +63,9 @@ class TorchOptions(msgspec.Struct, frozen=True, tag="rank_torch"):
 
 
 class MlxOptions(msgspec.Struct, frozen=True, tag="rank_mlx"):
-    pass
+    """``backend``: MLX's name for it: ``mpi`` is Ferrule."""
+
+    backend: Literal["ring", "mpi"]
 
 
 Options = RawOptions | FerruleOptions | TorchOptions | MlxOptions

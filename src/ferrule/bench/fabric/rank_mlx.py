@@ -1,4 +1,4 @@
-"""A rank of MLX's ring."""
+"""A rank of MLX, on its ring or on Ferrule."""
 
 from __future__ import annotations
 
@@ -15,15 +15,27 @@ from ferrule.bench.fabric.rank_arrays import Arrays
 @contextmanager
 def open_player(rank: int, options: MlxOptions) -> Iterator[MlxPlayer]:
     mx.set_default_device(mx.cpu)
-    yield MlxPlayer(mx.distributed.init(strict=True, backend="ring"))
+    yield MlxPlayer(mx.distributed.init(strict=True, backend=options.backend))
 
 
 class MlxPlayer(Player):
     def __init__(self, group: Any) -> None:
         self._group = group
         self._arrays = Arrays(group.size(), _zeros)
+        self._decoders: dict[int, Callable[[], float]] = {}
 
     def play(self, task: Task) -> list[float]:
+        """Also ``evaluate``, an evaluation without the others, and ``decode``, a token of mlx-lm's Llama of ``count``
+        parameters."""
+        if task.op == "decode":
+            if task.count not in self._decoders:
+                from ferrule.bench.fabric.rank_mlx_lm import new_decoder
+
+                self._decoders[task.count] = new_decoder(task.count, self._group)
+            return [self._decoders[task.count]() for _ in range(task.samples)]
+        if task.op == "evaluate":
+            x = _zeros(task.count, task.dtype)
+            return time_calls([lambda: mx.eval(x + 1)], task.samples)
         source, _ = self._arrays.pair(task)
         return time_calls(self._calls(task.op, source), task.samples)
 

@@ -30,7 +30,8 @@ def speculation(
     dtype: Annotated[str, typer.Option("--dtype", help="As for ferrule serve.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per rank.")] = None,
     speculate: Annotated[
-        str, typer.Option("--speculate", metavar="ngram[:K]|draft=MODEL[:K]", help="What is compared with none.")
+        str,
+        typer.Option("--speculate", metavar="ngram[:K]|mtp[:K]|draft=MODEL[:K]", help="What is compared with none."),
     ] = "ngram",
     delay: Annotated[
         str | None,
@@ -48,7 +49,9 @@ def speculation(
     with needs("serve", "bench speculation"):
         from ferrule.bench.speculation import bench_speculation
     if speculate == "off":
-        raise ConfigError("--speculate off is what the other is compared with: say ngram[:K] or draft=MODEL[:K]")
+        raise ConfigError(
+            "--speculate off is what the other is compared with: say ngram[:K], mtp[:K] or draft=MODEL[:K]"
+        )
     options = EngineOptions(model, tp, pp, dtype, threads=threads, self_test=False, speculate=speculate)
     seconds = None if delay is None else parse_seconds(delay)
     console = Console()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -69,6 +69,10 @@ def launch(
     cluster: Annotated[bool, typer.Option("--cluster", help="On the hosts of the cluster: see ferrule up.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="On the nodes of the cluster's Ray, or of $RAY_ADDRESS.")] = False,
     ray_address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="On the nodes of this Ray.")] = None,
+    mlx: Annotated[
+        Literal["own", "ferrule"],
+        typer.Option(help="What mx.distributed.init() takes where no backend is named: MLX's own ring, or Ferrule."),
+    ] = "own",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run where, and run nothing.")] = False,
 ) -> None:
     """Run a program as several ranks, here and on other hosts: over ssh, by agents, by Ray.
@@ -82,7 +86,7 @@ def launch(
     variables = chosen_variables(env or [], os.environ)
     if encrypt is not None:
         variables["FERRULE_ENCRYPT"] = str(int(encrypt))
-    task = make_task(command, cwd or str(Path.cwd()), variables, module=module)
+    task = make_task(command, cwd or str(Path.cwd()), variables, module=module, mlx=mlx)
     if ray or ray_address is not None:
         where = _ray_places(ray_address, ranks, hosts, hostfile, python)
     elif cluster:

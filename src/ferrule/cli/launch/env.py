@@ -14,6 +14,7 @@ from ferrule.cli.flags import InCluster
 from ferrule.cli.launch.app import ConnectTimeout, Hostfile, Hosts, Python, Ranks, Ssh, places, warn
 from ferrule.cluster.home import choose_cluster
 from ferrule.errors import ConfigError
+from ferrule.mlx_backend import LIBRARY, library
 
 if TYPE_CHECKING:
     from ferrule.launch.job import Job
@@ -47,8 +48,9 @@ def env(
     """Print the environment that `ferrule launch` would set, for use elsewhere: eval "$(ferrule env nccl)".
 
     Interfaces and RDMA ports are those of the cables that join the hosts, by their exact names; without hosts, those
-    of this machine. MLX's two files are written to Ferrule's cache. For Ray: how to connect to that of this host's
-    cluster (ferrule up --ray).
+    of this machine. For MLX, without hosts, it is what lets MLX find Ferrule; else also what MLX's own backends
+    need, whose two files are written to Ferrule's cache. For Ray: how to connect to that of this host's cluster
+    (ferrule up --ray).
     """
     if kind == "ray":
         _print(cluster_ray.connection(choose_cluster(cluster)))
@@ -56,6 +58,9 @@ def env(
     from ferrule.launch import Launcher
 
     alone = ranks is None and hosts is None and hostfile is None
+    if alone and kind == "mlx":
+        _print({LIBRARY: library()})
+        return
     if alone and kind != "nccl":
         raise ConfigError(f"ferrule env {kind} needs ranks: give -n 2, --hosts a,b, or --hostfile FILE")
     where = places(1 if alone else ranks, hosts, hostfile, python, ssh, connect_timeout)
@@ -86,7 +91,8 @@ def _variables(kind: str, job: Job, rank: int, port: int, *, alone: bool) -> dic
         case "torch":
             return environment.torch_env(job, rank) | environment.torch_defaults(job, site)
         case _:
-            return environment.mlx_env(job, rank) | _written(environment.mlx_files(job))
+            files = _written(environment.mlx_files(job))
+            return {LIBRARY: library()} | environment.mlx_env(job, rank) | files
 
 
 def _written(texts: dict[str, str]) -> dict[str, str]:

@@ -70,6 +70,9 @@ def plan(
         int, typer.Option(min=1, metavar="TOKENS", help="Time to the first token is for such a prompt.")
     ] = 512,
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences at once.")] = 1,
+    answer: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an answer, for --objective answer.")
+    ] = 256,
     prompts_on: Annotated[
         str | None, typer.Option(metavar="A,B", help="Prompts on these machines alone, tokens on the others.")
     ] = None,
@@ -82,10 +85,12 @@ def plan(
     ] = "auto",
     draft: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="As if served with `--speculate draft=MODEL`: memory for that one, too."),
+        typer.Option(
+            metavar="MODEL|mtp", help="As if served with `--speculate draft=MODEL`, or `mtp`: memory for that, too."
+        ),
     ] = None,
     runtime: Annotated[
-        str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
+        str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp, exo-grpc.")
     ] = "ferrule",
     kwh_price: Annotated[
         float | None, typer.Option(min=0, metavar="DOLLARS", help="Of electricity, to count its price.")
@@ -134,11 +139,12 @@ def plan(
         raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
     # What cannot be is told before machines are measured and asked.
     check_folders((save, picture))
-    asked = (
-        None
-        if model is None
-        else asked_of(model, weights, runtime, (context, prompt, concurrency, kwh_price), kv_cache, draft)
-    )
+    asked = None
+    if model is not None:
+        from ferrule.plan import Workload
+
+        work = Workload(context, prompt, concurrency, kwh_price=kwh_price, answer=answer)
+        asked = asked_of(model, weights, runtime, work, kv_cache, draft)
     if explain_step and asked is not None:
         from ferrule.cli.plan.step import check_engine
 
@@ -165,9 +171,9 @@ def plan(
 
         show(Console(), question, prompts_on, as_json=as_json)
         return
-    from ferrule.plan import search
+    from ferrule.plan import search, with_apart
 
-    answers = search(question)
+    answers = with_apart(question, search(question))
     if answers.best is None:
         _nothing_fits(question, as_json=as_json)
     _show(question, answers, top, explain=explain, steps_of=model if explain_step else None, as_json=as_json)
@@ -212,14 +218,17 @@ def _show(
     """``steps_of``: the model, as it was asked for, where the steps of the best plan's ranks are to be shown."""
     from ferrule.cli.plan import step, text
     from ferrule.cli.plan.json import answer_json, replicas_json
-    from ferrule.plan.explain import bottleneck, verdict, what_ifs
+    from ferrule.plan.explain import apart_verdict, bottleneck, verdict, what_ifs
     from ferrule.plan.explain.copies import copies_verdict
     from ferrule.plan.replicas import best_replicas
 
     best, candidates = _best(question, answers)
     shown = candidates[:top] if best in candidates[:top] else [*candidates[: top - 1], best]
     split = next((each for each in candidates if len(each.plan.devices) > 1 and each.prediction.fits), None)
-    sentence = verdict(question, best, answers.single, split)
+    if best.plan.prompts is None:
+        sentence = verdict(question, best, answers.single, split)
+    else:
+        sentence = apart_verdict(question, best, next((e for e in candidates if e.plan.prompts is None), None))
     together = question.objective == "throughput" and question.work.concurrency > 1
     copies = best_replicas(question) if together else None
     about_copies = copies_verdict(question, best, answers.single, copies) if together else ""
@@ -242,13 +251,16 @@ def _show(
 def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:
     """The best plan that the engine can run, if there is one; and all that fit, the best first, with that one."""
     from ferrule.plan import BUILT_IN_ENGINE, best_plan
+    from ferrule.plan.search.best import rank
 
     fitting = [each for each in answers.candidates if each.prediction.fits]
     if question.runtime is not BUILT_IN_ENGINE or fitting[0].plan.obstacle is None:
         return fitting[0], fitting
-    runnable = best_plan(question)
-    if runnable is None:
+    able = [each for each in fitting if each.plan.prompts is not None and each.plan.obstacle is None]
+    able += [found] if (found := best_plan(question)) is not None else []
+    if not able:
         return fitting[0], fitting
+    runnable = min(able, key=lambda each: rank(each, question.objective))
     if runnable not in fitting:
         better = [each for each in fitting if (question.times_better(each.prediction, runnable.prediction) or 0) > 1]
         fitting.insert(len(better), runnable)

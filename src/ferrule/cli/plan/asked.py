@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ferrule.model import ModelSpec
     from ferrule.plan import ClusterSpec, Question, Runtime, Workload
 
-Goal = Literal["latency", "throughput", "ttft", "context", "energy"]
+Goal = Literal["latency", "throughput", "ttft", "answer", "context", "energy"]
 _FORMATS = {
     "ferrule": ("bfloat16", "int8", "int4"),
     "mlx": ("mlx-8bit", "mlx-6bit", "mlx-4bit"),
@@ -49,31 +49,32 @@ def asked_of(
     name: str,
     weights: str | None,
     engine: str,
-    work: tuple[int, int, int, float | None],
+    work: Workload,
     kv_cache: str = "auto",
     draft: str | None = None,
 ) -> Asked:
-    """Read model ``name``. ``work``: context, prompt, concurrency and the price of a kWh. ``draft``: a model that is to
-    guess for it. Raises `ConfigError` for flags that cannot be, and what `read_model` raises."""
+    """Read model ``name``. ``draft``: a model that is to guess for it, or ``mtp`` for its own layer that does. Raises
+    `ConfigError` for flags that cannot be, and what `read_model` raises."""
     from ferrule.errors import FerruleError
-    from ferrule.model import kept_in, read_model
+    from ferrule.model import MTP, kept_in, read_model, read_mtp
     from ferrule.model.storage import PLAIN
-    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload
+    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, runtime_named
 
-    runtime = RUNTIMES.get(engine)
+    runtime = runtime_named(engine)
     if runtime is None:
         raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
     if kv_cache != "auto" and runtime is not BUILT_IN_ENGINE:
         raise ConfigError(f"--kv-cache is of the built-in engine, and --runtime is {engine}: leave one of them out")
     if draft is not None and runtime is not BUILT_IN_ENGINE:
         raise ConfigError(f"--draft is of the built-in engine, and --runtime is {engine}: leave one of them out")
-    context, prompt, concurrency, kwh_price = work
-    if prompt > context:
-        raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
-    drafts = None if draft is None else read_model(draft)
+    if work.prompt > work.context:
+        raise ConfigError(f"--prompt {work.prompt} is more than --context {work.context} has room for; raise --context")
+    drafts = None
+    if draft is not None:
+        drafts = read_mtp(name, weights=weights) if draft == MTP else read_model(draft)
     model = replace(kept_in(read_model(name, weights=weights), kv_cache), draft=drafts)
     lighter = []
-    for stored in _FORMATS[engine]:
+    for stored in _FORMATS[runtime.name]:
         try:
             flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
             description = f"{stored} (--weights {stored})" if flag else stored
@@ -82,4 +83,4 @@ def asked_of(
             break
     lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]
     lighter.sort(key=lambda each: -each[1].bytes)
-    return Asked(model, runtime, Workload(context, prompt, concurrency, kwh_price=kwh_price), tuple(lighter))
+    return Asked(model, runtime, work, tuple(lighter))

@@ -85,8 +85,15 @@ class TermJson(Term):
     part: float
 
 
+class PromptsJson(msgspec.Struct, frozen=True):
+    """Split of the ranks for prompts."""
+
+    stages: tuple[Stage, ...]
+
+
 class CandidateJson(msgspec.Struct, frozen=True):
-    """One of ``plans``. In seconds, bytes, watts, US dollars."""
+    """One of ``plans``. In seconds, bytes, watts, US dollars. ``prompts``: stages of the ranks that compute prompts for
+    those of ``stages``; None: these do. ``answer_seconds``: of a prompt and of ``work.answer`` tokens."""
 
     strategy: str
     obstacle: str | None
@@ -109,6 +116,8 @@ class CandidateJson(msgspec.Struct, frozen=True):
     terms: tuple[TermJson, ...]
     prompt_terms: tuple[TermJson, ...]
     step_terms: tuple[TermJson, ...]
+    prompts: PromptsJson | None
+    answer_seconds: float
 
     @classmethod
     def of(cls, candidate: Candidate) -> CandidateJson:
@@ -135,6 +144,8 @@ class CandidateJson(msgspec.Struct, frozen=True):
             terms=_terms(prediction.terms, prediction.token_seconds),
             prompt_terms=_terms(prediction.prompt_terms, prediction.ttft_seconds),
             step_terms=_terms(prediction.step_terms, prediction.step_seconds),
+            prompts=None if plan.prompts is None else PromptsJson(plan.prompts.stages),
+            answer_seconds=prediction.answer_seconds,
         )
 
 

@@ -59,6 +59,7 @@ def header(question: Question) -> Text:
     text += Text(
         f"{machines} machine{'s' * (machines > 1)}{among}, engine {question.runtime.name}, best {question.objective}, "
         f"{work.context:,} tokens of context, prompt {work.prompt:,}"
+        + (f", answer {work.answer:,}" if question.objective == "answer" else "")
         + (f", {work.concurrency} sequences at once" if work.concurrency > 1 else "")
     )
     return text
@@ -84,6 +85,8 @@ def plans_table(
     known = [*candidates, single]
     vectors = question.model.encoder
     table = _table("", "strategy", "where", ">fullest machine", *_times(vectors=vectors))
+    if question.objective == "answer":
+        table.add_column("answer", justify="right")
     if at_once > 1 and not vectors:
         table.add_column(f"at {at_once}", justify="right")
     if question.objective == "context":
@@ -95,7 +98,7 @@ def plans_table(
         if wanted:
             table.add_column(title, justify="right")
     rows = [(str(place), each) for place, each in enumerate(candidates, 1)]
-    if not any(each.plan.devices == single.plan.devices for each in candidates):
+    if not any(each.plan.all_devices == single.plan.devices for each in candidates):
         rows.append(("–", single))
     for place, each in rows:
         prediction = each.prediction
@@ -104,6 +107,7 @@ def plans_table(
         if prediction.fits:
             cells.append(format_seconds(prediction.ttft_seconds))
             cells += [] if vectors else [_rate(prediction.tokens_per_s)]
+            cells += [format_seconds(prediction.answer_seconds)] * (question.objective == "answer")
             cells += [_rate(prediction.throughput)] * (at_once > 1 and not vectors)
             cells += [f"{prediction.largest_context:,}"] * (question.objective == "context")
             cells += [_number(prediction.watts, ".0f")] * watts
@@ -132,6 +136,8 @@ def _copies(model: ModelSpec, copies: Replicated) -> Iterator[str]:
 
 
 def _strategy(plan: Plan) -> str:
+    if plan.prompts is not None:
+        return f"{_strategy(plan.prompts)} / {_strategy(plan.alone)}"
     name: str = plan.strategy
     if name == "single":
         return name
@@ -145,7 +151,10 @@ def _strategy(plan: Plan) -> str:
 
 
 def where(model: ModelSpec, plan: Plan) -> str:
-    """Layers, heads or experts by device, short."""
+    """Layers, heads or experts by device, short; prompts first, where they have devices of their own."""
+    if plan.prompts is not None:
+        parts = (("prompts", plan.prompts), ("tokens", plan.alone))
+        return "\n".join(f"{name}: {where(model, each)}" for name, each in parts)
     if len(plan.stages) == 1:
         return _stage(model, plan.stages[0])
     if len(plan.stages) > MANY:
@@ -243,6 +252,8 @@ def expected(question: Question, prediction: Prediction) -> Text:
         between, unit = prediction.ttft_between, "s for a vector"
     elif question.objective == "ttft":
         between, unit = prediction.ttft_between, "s to the first token"
+    elif question.objective == "answer":
+        between, unit = prediction.answer_between, f"s for an answer of {question.work.answer:,} tokens"
     elif question.objective == "throughput":
         between, unit = prediction.throughput_between, "tok/s of all sequences"
     return Text(f"expect {format_number(between.low)} to {format_number(between.high)} {unit} in four of five cases")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ferrule.cli.complete import served_models
+from ferrule.cli.complete import hosts, served_models
 
 DEMO = "demo"
 DEMO_RANKS = 2
@@ -112,12 +112,29 @@ PrefixDisk = Annotated[
     ),
 ]
 PrefillTp = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--prefill-tp",
-        metavar="N",
-        min=1,
-        help="Compute prompts on N further ranks, each layer cut in N parts; those of --tp make the answers.",
+        metavar="N|auto|off",
+        help="Compute prompts on N further ranks, each layer cut in N parts; those of --tp make the answers. auto: "
+        "where the planner finds that it pays.",
+    ),
+]
+PrefillDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-device",
+        metavar="NAME",
+        help="Where the ranks of --prefill-tp compute, as --device; left out: as the others.",
+    ),
+]
+PrefillHosts = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-hosts",
+        metavar="A,B",
+        help="In a cluster: the hosts of the ranks of --prefill-tp; the other ones make the answers.",
+        autocompletion=hosts,
     ),
 ]
 InterTokenLimit = Annotated[
@@ -136,10 +153,10 @@ Speculate = Annotated[
     typer.Option(
         "--speculate",
         envvar="FERRULE_SPECULATE",
-        metavar="ngram[:K]|draft=MODEL[:K]|off",
+        metavar="ngram[:K]|mtp[:K]|draft=MODEL[:K]|off",
         help="Guess up to K tokens (8) and compute them in one step: the same answers, sooner. ngram: from what the "
-        "text so far has said, for answers that repeat themselves or the prompt; draft: by a small MODEL of the same "
-        "tokens.",
+        "text so far has said, for answers that repeat themselves or the prompt; mtp: by the model's own layer for "
+        "that, if it has one; draft: by a small MODEL of the same tokens.",
     ),
 ]
 

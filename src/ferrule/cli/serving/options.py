@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+import typer
 
 from ferrule.errors import ConfigError
 from ferrule.units import parse_bytes
@@ -13,6 +15,28 @@ if TYPE_CHECKING:
     from ferrule.plan import SavedPlan
     from ferrule.serve.http.request_log import RequestLog
     from ferrule.serve.http.tls import ServerTls
+
+
+SslCertfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ssl-certfile", envvar="FERRULE_SSL_CERTFILE", metavar="FILE", help="Serve https with this certificate (PEM)."
+    ),
+]
+SslKeyfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ssl-keyfile", envvar="FERRULE_SSL_KEYFILE", metavar="FILE", help="Its key; left out, in the same file."
+    ),
+]
+TlsSelf = Annotated[
+    bool,
+    typer.Option("--tls-self", envvar="FERRULE_TLS_SELF", help="Serve https with a certificate made here, once."),
+]
+PlainHttp = Annotated[
+    bool,
+    typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
+]
 
 
 class ModelOptions(TypedDict):
@@ -71,6 +95,16 @@ def tls_of(chain: Path | None, key: Path | None, own: bool, host: str) -> Server
     from ferrule.serve.http.tls import ServerTls
 
     return ServerTls(chain, key)
+
+
+def refuse_in_cluster(api_key: str | None, request_log: str | None, *, share_downloads: bool) -> None:
+    """Raises `ConfigError` for what models of a cluster do not have."""
+    if api_key is not None:
+        raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+    if share_downloads:
+        raise ConfigError("hosts of a cluster send each other what they need: leave --share-downloads out")
+    if request_log == "-":
+        raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
 
 
 def origins_of(text: str | None, *, keyed: bool) -> tuple[str, ...]:

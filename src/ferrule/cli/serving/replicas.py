@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ferrule.cluster.desired import MOST_REPLICAS
 from ferrule.errors import ConfigError
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
     from ferrule.engine.replicas.start import ReplicaPlace
 
 AUTO = "auto"
+ReplicasFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--replicas",
+        metavar="N|auto",
+        help="Whole copies of the model behind one address; auto: as many as the planner says.",
+    ),
+]
 
 
 def parse_replicas(text: str | None) -> int | None:

@@ -11,7 +11,17 @@ import typer
 
 from ferrule.cli import complete
 from ferrule.cli.serving.alone import choose, run_alone
-from ferrule.cli.serving.apart import refuse_apart, run_apart
+from ferrule.cli.serving.apart import device_apart, prefill_of, ranks_here, run_apart
+from ferrule.cli.serving.engines import (
+    AUTO,
+    OWN,
+    EngineName,
+    TrustCables,
+    guest_for,
+    members_of,
+    refuse_guest,
+    run_guest,
+)
 from ferrule.cli.serving.front import Front
 from ferrule.cli.serving.model import (
     DEMO_RANKS,
@@ -27,6 +37,8 @@ from ferrule.cli.serving.model import (
     KvCache,
     MaxContext,
     Pp,
+    PrefillDevice,
+    PrefillHosts,
     PrefillTp,
     PrefixCache,
     PrefixDisk,
@@ -42,17 +54,29 @@ from ferrule.cli.serving.models_file import Wanted
 from ferrule.cli.serving.options import (
     CommonOptions,
     ModelOptions,
+    PlainHttp,
+    SslCertfile,
+    SslKeyfile,
+    TlsSelf,
     adapters_of,
     origins_of,
     prefix_disk_of,
+    refuse_in_cluster,
     request_log_of,
     saved_plan,
     stream_weights_of,
     tensor_of,
     tls_of,
 )
-from ferrule.cli.serving.replicas import parse_replicas, run_replicas
-from ferrule.cli.serving.several import refuse_for_several, run_several, wanted_models
+from ferrule.cli.serving.replicas import ReplicasFlag, parse_replicas, run_replicas
+from ferrule.cli.serving.several import (
+    AliasFlags,
+    MemoryLimit,
+    ModelsFile,
+    refuse_for_several,
+    run_several,
+    wanted_models,
+)
 from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
@@ -65,7 +89,6 @@ from ferrule.serve.keys.record import keys_path, read_keys
 from ferrule.units import parse_bytes
 
 DEFAULT_PORT = 8420
-
 EXAMPLES = (
     "Examples:\n\n"
     "ferrule serve --demo\n\n"
@@ -117,22 +140,10 @@ def serve(
             help="What clients must send. Better given by the variable: flags are seen in process lists.",
         ),
     ] = None,
-    ssl_certfile: Annotated[
-        Path | None,
-        typer.Option(envvar="FERRULE_SSL_CERTFILE", metavar="FILE", help="Serve https with this certificate (PEM)."),
-    ] = None,
-    ssl_keyfile: Annotated[
-        Path | None,
-        typer.Option(envvar="FERRULE_SSL_KEYFILE", metavar="FILE", help="Its key; left out, in the same file."),
-    ] = None,
-    tls_self: Annotated[
-        bool,
-        typer.Option("--tls-self", envvar="FERRULE_TLS_SELF", help="Serve https with a certificate made here, once."),
-    ] = False,
-    plain_http: Annotated[
-        bool,
-        typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
-    ] = False,
+    ssl_certfile: SslCertfile = None,
+    ssl_keyfile: SslKeyfile = None,
+    tls_self: TlsSelf = False,
+    plain_http: PlainHttp = False,
     allow_origin: Annotated[
         str | None,
         typer.Option(envvar="FERRULE_ALLOW_ORIGINS", metavar="URL,…", help="Let web pages of these origins use it."),
@@ -198,30 +209,15 @@ def serve(
         str,
         typer.Option(metavar="NAME", help="Format of the model's tool calls; auto: by its chat template; or none."),
     ] = "auto",
-    models: Annotated[
-        Path | None, typer.Option("--models", metavar="FILE", help="Several models: TOML with tables [models.NAME].")
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
-        ),
-    ] = None,
-    replicas: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto", help="Whole copies of the model behind one address; auto: as many as the planner says."
-        ),
-    ] = None,
+    models: ModelsFile = None,
+    alias: AliasFlags = None,
+    replicas: ReplicasFlag = None,
     prefill_tp: PrefillTp = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FERRULE_MEMORY_LIMIT",
-            metavar="SIZE",
-            help="Of several models: memory for all, such as 48GiB; in a cluster on each device.",
-        ),
-    ] = None,
+    prefill_hosts: PrefillHosts = None,
+    prefill_device: PrefillDevice = None,
+    memory_limit: MemoryLimit = None,
+    engine: EngineName = AUTO,
+    trust_cables: TrustCables = False,
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -232,6 +228,10 @@ def serve(
     given = model or []
     several: list[Wanted] = []
     home = None if here else running_cluster()
+    if (
+        workers := members_of(home, hosts, engine, trusted=trust_cables)
+    ) is not None:  # of a guest, whose server is this process
+        home = None
     own: ModelOptions = {
         "dtype": dtype,
         "weights": weights,
@@ -244,6 +244,7 @@ def serve(
         refuse_for_several({"--plan": plan, "--adapter": adapter, "--demo": demo, "--replicas": replicas})
         refuse_for_several({"--shares": shares, "--expert-parallel": whole_experts})
         refuse_for_several({"--cp": cp, "--prefill-tp": prefill_tp})
+        refuse_guest(engine, "several models")
         if home is None:
             refuse_for_several({"--name": name, "--hosts": hosts})
         several = wanted_models(given, models, Wanted("", None, tp, pp, device, tool_parser=tool_parser, **own))
@@ -266,9 +267,8 @@ def serve(
     copies = parse_replicas(replicas)
     if copies is not None and plan is not None:
         raise ConfigError("--plan says where the ranks of one copy go: leave it or --replicas out")
-    refuse_apart(
-        prefill_tp, cluster=home is not None, plan=plan is not None, replicas=copies is not None, cp=cp is not None
-    )
+    others = {"plan": plan, "replicas": copies, "cp": cp}
+    prompts = prefill_of(prefill_tp, prefill_hosts, prefill_device, hosts, cluster=home is not None, **others)
     tp, by_rank = tensor_of(tp, shares, expert_parallel=whole_experts and plan is None)
     saved = saved_plan(plan, tp, pp, hosts, expert_parallel=whole_experts, cp=cp)
     if saved is not None and device is None:
@@ -288,17 +288,13 @@ def serve(
     origins = origins_of(allow_origin, keyed=keyed or (home is not None and not is_loopback(host)))
     if home is not None:
         require("serve", "ferrule serve")
+        refuse_guest(engine, "a cluster that chooses hosts by itself", "name them (--hosts), or say --here")
         from ferrule.cli.cluster.models import cluster_hosts, offered, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
         from ferrule.serve.models import Aliases
         from ferrule.serve.tools.families import check_parser
 
-        if api_key is not None:
-            raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
-        if share_downloads:
-            raise ConfigError("hosts of a cluster send each other what they need: leave --share-downloads out")
-        if request_log == "-":
-            raise ConfigError("models of a cluster have no output: give --request-log a file, or serve --here")
+        refuse_in_cluster(api_key, request_log, share_downloads=share_downloads)
         check_parser(tool_parser)
         Aliases.parse(alias or ())
         if not is_loopback(host) and tls is None and not plain_http:
@@ -335,12 +331,15 @@ def serve(
             expert_exchange=expert_exchange,
             context_parallel=cp,
             shares=by_rank or None,
+            prefill=prompts.ranks,
+            prefill_hosts=prompts.hosts,
+            prefill_device=prompts.device,
             **own,
             **common,
         )
         serve_on_cluster(console, home, name, port, desired)
         return
-    if hosts is not None:
+    if hosts is not None and workers is None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
     if saved is not None:
@@ -353,7 +352,8 @@ def serve(
 
     split = any(given is not None for given in (tp, pp, cp))
     ranks = (tp or 1) * (pp or 1) * (cp or 1) if saved is None else saved.plan.world_size
-    alone = not several and copies is None and prefill_tp is None
+    prefill = ranks_here(console, prompts.ranks, saved)
+    alone = not several and copies is None and prefill is None and engine in (AUTO, OWN)
     with (
         listen(
             host,
@@ -393,17 +393,23 @@ def serve(
             **own,
             **common,
         )
-        if copies is not None:
-            run_replicas(console, options, copies, split=split, front=front, tool_parser=tool_parser, aliases=aliases)
-            return
-        if prefill_tp is not None:
-            served = {"tool_parser": tool_parser, "aliases": aliases}
-            run_apart(console, options, prefill_tp, split=split, demo=demo, front=front, **served)
-            return
+        own_flags = {"--plan": plan, "--replicas": copies, "--prefill-tp": prefill}
+        guest = guest_for(console, engine, options, own_flags, demo=demo)
         make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
+        served = {"tool_parser": tool_parser, "aliases": aliases}
+        if guest is not None:
+            make_room()
+            run_guest(console, guest, options, front, workers, **served)
+            return
+        if copies is not None:
+            run_replicas(console, options, copies, split=split, front=front, **served)
+            return
         if saved is None:
             place = placing(console, options, make_room, split=split, demo=demo)
         else:
             place = Placing(saved.for_model, ThisMachine(console, threads) if options.device == CPU else None)
+        if prefill is not None:
+            run_apart(console, options, prefill, device_apart(prompts.device, saved), place.plan, front=front, **served)
+            return
         planner = LocalPlanner(standby=standby, expected=expected, choice=place.devices)
         run_alone(console, options, planner, place, front, tool_parser, aliases)

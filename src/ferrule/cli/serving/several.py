@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ferrule.cli.serving.model import DEMO, DEMO_RANKS
 from ferrule.cli.serving.models_file import Wanted, read_models
@@ -23,6 +25,24 @@ if TYPE_CHECKING:
     from ferrule.serve.models.many import ManyModels
     from ferrule.serve.models.offer import Offer
 
+ModelsFile = Annotated[
+    Path | None, typer.Option("--models", metavar="FILE", help="Several models: TOML with tables [models.NAME].")
+]
+AliasFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alias", metavar="ALIAS=NAME", help="Another name of a model, such as 'claude-*=NAME'; as often as wanted."
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        envvar="FERRULE_MEMORY_LIMIT",
+        metavar="SIZE",
+        help="Of several models: memory for all, such as 48GiB; in a cluster on each device.",
+    ),
+]
 CONTEXT = 4096
 """Tokens for which there should be memory where the user does not say."""
 

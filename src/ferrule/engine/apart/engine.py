@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from contextlib import suppress
 from dataclasses import replace
 
@@ -33,7 +32,7 @@ from ferrule.engine.messages import (
 )
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.rank.cache.prefix import BLOCK
-from ferrule.engine.types import HandOverUse, Health, SamplingParams
+from ferrule.engine.types import HandOverUse, Health, SamplingParams, State
 from ferrule.errors import FerruleError
 
 JOIN_SECONDS = 90.0
@@ -47,7 +46,9 @@ _log = logging.getLogger(__name__)
 
 class ApartEngine(LocalEngine):
     """`ferrule.engine.types.Engine`, of the ranks for answers. ``prompts``: the engine of those for prompts, which this
-    one closes. ``whole``: prompts are handed over when all of them is computed, to compare."""
+    one closes; where it is not loaded when this one is, `load_later` does so. ``secret``: the one of ``prompts``, too.
+    ``beyond``: there are ranks on several hosts. ``whole``: prompts are handed over when all of them is computed, to
+    compare."""
 
     def __init__(
         self,
@@ -55,8 +56,15 @@ class ApartEngine(LocalEngine):
         model: PreparedModel,
         planner: Planner,
         prompts: LocalEngine,
+        secret: str,
+        *,
+        beyond: bool = False,
     ) -> None:
-        super().__init__(options, model, planner)
+        super().__init__(options, model, planner, secret)
+        self._beyond = beyond
+        self._loading: asyncio.Task[None] | None = None
+        self._lacks: FerruleError | None = None
+        """Why the ranks for prompts could not be loaded yet."""
         self.prompts, self.whole = prompts, False
         self.on_hand_over = prompts.on_hand_over = self._hand_over
         prompts.on_change = self._changed
@@ -77,7 +85,28 @@ class ApartEngine(LocalEngine):
     def hand_over(self) -> HandOverUse:
         """As `health` tells it."""
         told = self.prompts.health()
-        return replace(self._use, state=told.state, error=told.error, joined=bool(self._joined))
+        waits = self._lacks is not None and told.state == "loading"
+        state: State = "waiting" if waits else told.state
+        error = str(self._lacks) if waits else told.error
+        return replace(self._use, state=state, error=error, joined=bool(self._joined))
+
+    def load_later(self, error: FerruleError) -> None:
+        """The ranks for prompts could not be loaded because of ``error``: try it again and again. Until then prompts
+        are computed by the ranks for answers."""
+        self._lacks = error
+        self._loading = asyncio.create_task(self._load_prompts(), name="loading ranks for prompts")
+
+    async def _load_prompts(self) -> None:
+        pause = RETRY_SECONDS
+        while self._lacks is not None:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MOST_SECONDS)
+            try:
+                await self.prompts.load(None)
+                self._lacks = None
+            except FerruleError as error:
+                _log.info("the ranks that compute prompts cannot be loaded: %s", error)
+                self._lacks = error
 
     def health(self) -> Health:
         return replace(super().health(), hand_over=self.hand_over)
@@ -97,7 +126,7 @@ class ApartEngine(LocalEngine):
         self._changed()
 
     async def close(self) -> None:
-        tasks = [*self._computing.values(), *([self._joining] if self._joining else [])]
+        tasks = [*self._computing.values(), *(each for each in (self._joining, self._loading) if each)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -131,14 +160,13 @@ class ApartEngine(LocalEngine):
         while not self._told.empty():
             self._told.get_nowait()
         here, there = self.plan.world_size, self.prompts.plan.world_size
-        self.order(Listen())
+        self.order(Listen(self._beyond))
         with suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while not isinstance(listening := await self._told.get(), Listening):
                     pass
-                key = secrets.token_hex(32)
                 for engine, first in ((self, 0), (self.prompts, here)):
-                    engine.order(Join(self._tried, first, here + there, key, listening.addresses))
+                    engine.order(Join(self._tried, first, here + there, listening.addresses))
                 while True:
                     event = await self._told.get()
                     if isinstance(event, Joined) and event.number == self._tried:

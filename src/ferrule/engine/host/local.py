@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ferrule.engine.abilities import BUILT_IN
 from ferrule.engine.grammar import NO_STRUCTURE
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, name_of, prepared, rank_options
-from ferrule.engine.host.requests import History, ReleasedError, Request, Requests
+from ferrule.engine.host.requests import DRAINING, History, ReleasedError, Request, Requests, check_prompt
 from ferrule.engine.host.starting import Running
 from ferrule.engine.host.supervisor import RankSupervisor
 from ferrule.engine.images.prompts import ImagePrompts, order_of
@@ -72,9 +73,10 @@ TEXT_ONLY = "this model takes text only, no images"
 
 
 class LocalEngine:
-    """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
+    """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`. ``secret``: that
+    of `Meet`."""
 
-    def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
+    def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner, secret: str = "") -> None:
         told = rank_options(options, model)
         self.name = name_of(options, model.directory)
         self.created = int(time.time())
@@ -93,6 +95,7 @@ class LocalEngine:
             self._reader = ImageReader(order_of(model.directory, model.images, dtype))
             self._images = ImagePrompts(model.images, model.tokenizer, self._reader)
         self.image_marker = None if self._images is None else self._images.marker
+        self.abilities = BUILT_IN
         self.ranks: tuple[RankInfo, ...] = ()
         self.adapters = tuple(each.name for each in model.adapters)
         self._running = self._waiting = 0
@@ -101,6 +104,7 @@ class LocalEngine:
         self._streamed: StreamUse | None = None
         self._taught = False  # whether the ranks have the tokenizer
         self._requests = Requests()
+        self._draining = False
         self._streams: dict[int, asyncio.Queue[Token | Vector | FerruleError]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._on_progress: ProgressCallback | None = None
@@ -108,7 +112,7 @@ class LocalEngine:
         """Called when the ranks are lost, before their requests wait; when they are back; and when they never will."""
         self.on_hand_over: Callable[[HandOverEvent], None] = lambda event: None
         """Called with what the ranks say of prompts that go from one group of them to another."""
-        self._supervisor = RankSupervisor(told, planner, self)
+        self._supervisor = RankSupervisor(told, planner, self, secret=secret)
 
     async def load(self, on_progress: ProgressCallback | None) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
@@ -143,7 +147,7 @@ class LocalEngine:
             raise RequestError(TEXT_ONLY, code="unsupported")
         if self.embedding.only:
             raise RequestError(VECTORS_ONLY, code="unsupported")
-        self._check(prompt if history is None else (*prompt, *history.made))
+        self._check(prompt if history is None else (*prompt, *history.made), new=history is None)
         if params.adapter is not None and params.adapter not in self.adapters:
             raise RequestError(f"there is no adapter {params.adapter!r}", param="model", code="model_not_found")
         if params.constraint is not None and self.tokenizer.to_json() is None:
@@ -169,7 +173,7 @@ class LocalEngine:
         if self.embedding.refusal is not None:
             raise RequestError(self.embedding.refusal, code="unsupported")
         for prompt in prompts:
-            self._check(prompt, answer=0)
+            self._check(prompt, answer=0, new=history is None)
         pooled = await all_of(
             self._embed(prompt, pooling or self.embedding.pooling, turn, history) for prompt in prompts
         )
@@ -231,6 +235,11 @@ class LocalEngine:
         """Give away the requests that wait for ranks: they raise `ReleasedError`."""
         for request in self._requests.movable():
             self._end(request, ReleasedError(request.crashes))
+
+    async def drain(self, seconds: float) -> bool:
+        """See `ferrule.engine.types.Engine.drain`."""
+        self._draining = True
+        return await self._requests.ended_within(seconds)
 
     async def close(self) -> None:
         await self._supervisor.close()
@@ -318,24 +327,16 @@ class LocalEngine:
             if not request.finished:
                 self._end(request, EngineError(f"the model has failed: {error}"))
 
-    def _check(self, prompt: Sequence[int], answer: int = 1) -> None:
-        """``answer``: tokens for which there must be room."""
+    def _check(self, prompt: Sequence[int], answer: int = 1, *, new: bool) -> None:
+        """``answer``: tokens for which there must be room. ``new``: no engine has had it."""
         state, error = self._supervisor.state, self._supervisor.error
+        if self._draining and new:
+            raise ModelUnavailable(DRAINING)
         if state == "waiting":
             raise ModelUnavailable(f"the model cannot run now: {error}")
         if state not in ("ready", "recovering"):
             raise EngineError(f"the model is {state}" + (f": {error}" if error else ""))
-        if not prompt:
-            raise RequestError("the prompt is empty", param="prompt")
-        if len(prompt) + answer > self.max_context:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_context} tokens for "
-                "prompt and answer together; shorten the prompt",
-                code="context_length_exceeded",
-            )
-        strange = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
-        if strange is not None:
-            raise RequestError(f"token {strange} is outside the vocabulary of {self.vocab_size}", param="prompt")
+        check_prompt(prompt, answer, self.max_context, self.vocab_size)
 
     def _send_due(self) -> None:
         if self._supervisor.state != "ready":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.adapters import counted, find
-from ferrule.engine.draft import find_draft
+from ferrule.engine.draft import check_split, find_draft, find_mtp
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.images.families import Told
 from ferrule.engine.images.prompts import told_of
@@ -25,7 +25,7 @@ from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import Progress, ProgressCallback, SamplingParams
 from ferrule.engine.vectors import Dense, read_dense
 from ferrule.errors import ConfigError, ModelError
-from ferrule.model import Embedding, ModelSpec, kept_in, lacks_head, read_embedding
+from ferrule.model import Embedding, ModelSpec, kept_in, lacks_head, read_embedding, read_model
 from ferrule.model.gguf import full_path
 from ferrule.plan import Plan
 from ferrule.process.memory import trim
@@ -65,15 +65,19 @@ class PreparedModel:
 
 
 def prepare(
-    options: EngineOptions, choose: PlanChoice | None = None, on_progress: ProgressCallback = lambda _: None
+    options: EngineOptions,
+    choose: PlanChoice | None = None,
+    on_progress: ProgressCallback = lambda _: None,
+    *,
+    unknown: bool = False,
 ) -> PreparedModel:
     """Find (or download) the model, check its files and plan the split: by ``choose``, else as ``options`` say.
-    ``on_progress``: of a download.
+    ``on_progress``: of a download. ``unknown``: it need not be one that the built-in engine runs.
 
     Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
     """
     directory = resolve(options.model, lambda done, total: on_progress(Progress(0, "download", done, total)))
-    spec = kept_in(read_spec(directory, options.weights, options.dtype), options.kv_cache)
+    spec = kept_in(_spec_of(directory, options, unknown=unknown), options.kv_cache)
     if options.max_context is not None and options.max_context > spec.max_context:
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
@@ -88,9 +92,11 @@ def prepare(
     if tokenizer.warning is not None:
         _log.warning("%s", tokenizer.warning)
     draft = None
-    if asked := parse_speculation(options.speculate).draft:
-        drafts, draft = find_draft(asked, options, spec, tokenizer)
-        spec = replace(spec, draft=drafts)
+    asked = parse_speculation(options.speculate)
+    if asked.method in ("draft", "mtp"):
+        by_itself = asked.method == "mtp"
+        found = find_mtp(directory, options, spec) if by_itself else find_draft(asked.draft, options, spec, tokenizer)
+        spec, draft = replace(spec, draft=found.spec), found.draft
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
     embedding = Embedding()
@@ -107,10 +113,21 @@ def prepare(
     images = told_of(directory)
     # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
     plan = choose(spec) if choose else options.plan(spec)
+    if draft is not None:
+        check_split(draft, plan)
     ends |= tokenizer.end_tokens
     return PreparedModel(
         directory, spec, plan, tokenizer, sampling, ends, known, adapters, embedding, images, dense, draft
     )
+
+
+def _spec_of(directory: Path, options: EngineOptions, *, unknown: bool) -> ModelSpec:
+    try:
+        return read_spec(directory, options.weights, options.dtype)
+    except ModelError:
+        if not unknown:
+            raise
+        return read_model(str(directory))  # as the planner counts what it does not know
 
 
 def name_of(options: EngineOptions, directory: Path) -> str:
@@ -138,7 +155,11 @@ def rank_options(options: EngineOptions, model: PreparedModel) -> RankOptions:
 
 
 async def prepared(
-    options: EngineOptions, choose: PlanChoice | None = None, on_progress: ProgressCallback | None = None
+    options: EngineOptions,
+    choose: PlanChoice | None = None,
+    on_progress: ProgressCallback | None = None,
+    *,
+    unknown: bool = False,
 ) -> PreparedModel:
     """`prepare` beside the event loop, from which ``on_progress`` is called."""
     loop = asyncio.get_running_loop()
@@ -147,7 +168,7 @@ async def prepared(
         if on_progress is not None:
             loop.call_soon_threadsafe(on_progress, progress)
 
-    return await in_background(lambda: prepare(options, choose, tell))
+    return await in_background(lambda: prepare(options, choose, tell, unknown=unknown))
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

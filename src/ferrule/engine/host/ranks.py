@@ -16,10 +16,12 @@ from ferrule.engine.host.placement import Deployment, Loss, RankStarter, Started
 from ferrule.engine.messages import (
     LINE_LIMIT,
     Alive,
+    CachesHeld,
     DeviceLost,
     Event,
     Failed,
     Here,
+    Hold,
     Meet,
     Order,
     Ready,
@@ -108,10 +110,13 @@ def _place(rank: int, started: StartedRanks) -> str:
 
 
 class Ranks:
-    """The ranks of one deployment: relays their messages, and tells when one is lost. Made by `start`."""
+    """The ranks of one deployment: relays their messages, and tells when one is lost. Made by `start`. ``secret``: as
+    of `Meet`."""
 
-    def __init__(self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
-        self._started = started
+    def __init__(
+        self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None], secret: str = ""
+    ) -> None:
+        self._started, self._secret = started, secret
         self._driver = options.plan.driver
         self._on_event = on_event
         self._failure = RankFailure()
@@ -120,6 +125,7 @@ class Ranks:
         self._here: set[int] = set()
         self._kept: set[int] = set()
         self._meetings = 0
+        self._held: dict[int, CachesHeld] = {}
         self._options = options
         self._detector = FailureDetector(options.plan.world_size, options.meet_seconds)
         self._watching = asyncio.create_task(self._watch(), name="signs of life")
@@ -127,9 +133,11 @@ class Ranks:
         self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
 
     @classmethod
-    async def start(cls, starter: RankStarter, options: RankOptions, on_event: Callable[[int, Event], None]) -> Self:
+    async def start(
+        cls, starter: RankStarter, options: RankOptions, on_event: Callable[[int, Event], None], secret: str = ""
+    ) -> Self:
         """``on_event(rank, event)`` is called for each message of a rank. Raises what the starter raises."""
-        ranks = cls(await starter.start(options), options, on_event)
+        ranks = cls(await starter.start(options), options, on_event, secret)
         try:
             for rank, ours in enumerate(ranks._started.sockets):
                 await ranks._connect(rank, ours)
@@ -156,6 +164,23 @@ class Ranks:
             if seconds >= max(KEEP_SECONDS, patience):
                 return frozenset()
             await asyncio.sleep(SETTLE_STEP)
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """As of `StartedRanks`."""
+        return self._started.hosts
+
+    async def hold(self, leaving: Sequence[int], patience: float) -> dict[int, CachesHeld]:
+        """Have all ranks hold what their caches have, by `Hold`. What they say of it; nothing where they do not in
+        time. ``patience``: as of `left`."""
+        self._held = {}
+        self.send(Hold(tuple(leaving)))
+        end = time.monotonic() + max(KEEP_SECONDS, patience)
+        while time.monotonic() < end and not self._lost.done():
+            if len(self._held) == len(self._readers) or any(each.reason for each in self._held.values()):
+                return self._held
+            await asyncio.sleep(SETTLE_STEP)
+        return {}
 
     async def part(self, moving: Sequence[int], patience: float) -> frozenset[int]:
         """End ranks that are to be elsewhere; returns the others, which keep what they have loaded. No rank where one
@@ -199,9 +224,10 @@ class Ranks:
 
     def send(self, message: Order) -> None:
         """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
-        self._tell(self._driver, message)
+        self.tell(self._driver, message)
 
-    def _tell(self, rank: int, message: Order) -> None:
+    def tell(self, rank: int, message: Order) -> None:
+        """Send to any rank. As `send`."""
         writer = self._writers[rank]
         if not writer.is_closing():
             writer.write(encode(message))
@@ -238,6 +264,9 @@ class Ranks:
                         self._failure.report(rank, event.type, event.message, event.lost, event.device)
                         self._find_cause()  # its end may take seconds
                         continue
+                    case CachesHeld():
+                        self._held[rank] = event
+                        continue
                     case Ready():
                         self._detector.ready(rank)
                 if not self._lost.done():  # else others may have been told of the loss
@@ -259,7 +288,7 @@ class Ranks:
     def _meet_all(self) -> None:
         for rank in range(len(self._writers)):
             options = self._started.options_of(rank, self._options) if self._meetings else None
-            self._tell(rank, Meet(self._meetings, options))
+            self.tell(rank, Meet(self._meetings, options, self._secret))
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

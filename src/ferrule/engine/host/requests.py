@@ -1,4 +1,4 @@
-"""The requests of an engine, kept so that they go on after a crash. Pure bookkeeping: no clocks, no I/O.
+"""The requests of an engine, kept so that they go on after a crash. Bookkeeping, without I/O.
 
 A request whose answer was being made when the ranks crashed is sent again with the tokens that it has got. One that was
 there in `POISON` crashes in a row is given up. So that no other request has to go with it, those that were there in
@@ -7,14 +7,18 @@ one crash less (suspects) go on one at a time, and all others after them.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ferrule.engine.messages import Add, Attach, Embed, Hand, attached
 from ferrule.engine.types import ImageInput, PromptToken, SamplingParams
-from ferrule.errors import EngineError
+from ferrule.errors import EngineError, RequestError
 from ferrule.model import PoolingMode
 
+DRAINING = "the model takes no more requests: it is being stopped"
+_LOOK_SECONDS = 0.02
 POISON = 3
 """A request that was being answered in so many crashes in a row is given up."""
 CALM_TOKENS = 64
@@ -97,6 +101,13 @@ class Requests:
         """It has ended, for whatever reason; removing it twice does no harm."""
         self.open.pop(request.number, None)
 
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait until none is open, so many seconds at most. Whether none is."""
+        deadline = time.monotonic() + seconds
+        while self.open and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        return not self.open
+
     @property
     def unsent(self) -> int:
         return sum(not request.sent for request in self.open.values())
@@ -152,3 +163,19 @@ class Requests:
                 given_up.append(request)
                 self.remove(request)
         return given_up
+
+
+def check_prompt(prompt: Sequence[int], answer: int, context: int, vocabulary: int) -> None:
+    """Raises `RequestError` where ``prompt`` and an ``answer`` of so many tokens have no room in the ``context``, and
+    for tokens outside the ``vocabulary``."""
+    if not prompt:
+        raise RequestError("the prompt is empty", param="prompt")
+    if len(prompt) + answer > context:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but this model's context is {context} tokens for "
+            "prompt and answer together; shorten the prompt",
+            code="context_length_exceeded",
+        )
+    strange = next((token for token in prompt if not 0 <= token < vocabulary), None)
+    if strange is not None:
+        raise RequestError(f"token {strange} is outside the vocabulary of {vocabulary}", param="prompt")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ferrule.engine.host.placement import Loss
 from ferrule.engine.host.ranks import Ranks
-from ferrule.engine.messages import Event, Loading, Ready
+from ferrule.engine.messages import Event, Listening, Loading, Ready, TakenOver
 from ferrule.engine.options import LOAD_TIMEOUT
 from ferrule.engine.types import RankInfo
 from ferrule.errors import EngineError, FerruleError
 from ferrule.plan import Plan
+
+_Told = TypeVar("_Told", Listening, TakenOver)
 
 
 class RanksLostError(Exception):
@@ -57,15 +59,25 @@ class Served(Protocol):
 
 
 class Start:
-    """Start of the ranks of ``plan``, or of those that are new. ``running``: what they say when they are ready."""
+    """Start of the ranks of ``plan``, or of those that are new. ``running``: what they say when they are ready;
+    ``taken``: what they took over of caches before."""
 
     def __init__(self, plan: Plan, served: Served) -> None:
         self.running, self._served = Running(plan), served
         self._ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._reached: dict[int, str] = {}
+        self.taken: TakenOver | None = None
+        self._awaited: tuple[type[Event], asyncio.Future[Any]] | None = None
 
     def heard(self, rank: int, event: Event) -> None:
         if not isinstance(event, Ready):
+            if self._awaited is not None and isinstance(event, self._awaited[0]):
+                if not self._awaited[1].done():
+                    self._awaited[1].set_result(event)
+                return
+            if isinstance(event, TakenOver):
+                self.taken = event
+                return
             if isinstance(event, Loading):
                 self._reached[event.progress.rank] = event.progress.phase
             self._served.heard(event)
@@ -76,6 +88,15 @@ class Start:
         running.cache_tokens = min(running.cache_tokens or event.cache_tokens, event.cache_tokens)
         if len(running.infos) == running.plan.world_size and not self._ready.done():
             self._ready.set_result(None)
+
+    async def told(self, kind: type[_Told]) -> _Told:
+        """Wait until the driver says something of this ``kind``."""
+        self._awaited = kind, asyncio.get_running_loop().create_future()
+        try:
+            found: _Told = await self._awaited[1]
+            return found
+        finally:
+            self._awaited = None
 
     async def done(self, ranks: Ranks) -> None:
         """Raises `RanksLostError`, and `EngineError` where it takes too long."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ferrule.engine.host.migration import MigrationMonitor
+from ferrule.engine.host.moving import held_by, take_over, tell
 from ferrule.engine.host.placement import Deployment, Loss, Planner, RankStarter
 from ferrule.engine.host.ranks import Ranks
 from ferrule.engine.host.restart_policy import RestartPolicy, pause
@@ -38,6 +41,7 @@ class RankSupervisor:
         planner: Planner,
         served: Served,
         clock: Callable[[], float] = time.monotonic,
+        secret: str = "",
     ) -> None:
         self.state: State = "loading"
         self.error: FerruleError | None = None
@@ -49,7 +53,8 @@ class RankSupervisor:
         self.moving = False
         """Whether it is away only because it moves to a better place."""
         self.options, self._planner, self._served, self._clock = options, planner, served, clock
-        self._restarts = RestartPolicy()
+        self._restarts, self._secret = RestartPolicy(), secret or secrets.token_hex(32)
+        self._moves = itertools.count(1)
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
         self._deployment: Deployment | None = None
@@ -87,7 +92,8 @@ class RankSupervisor:
     async def _bring_up(self, loss: Loss | None, patience: float) -> Ranks:
         return await self._launch(await self._planner.place(self.options, loss), patience)
 
-    async def _launch(self, deployment: Deployment, patience: float) -> Ranks:
+    async def _launch(self, deployment: Deployment, patience: float, before: Ranks | None = None) -> Ranks:
+        """``before``: hold what caches had."""
         begun = self._clock()
         self._planner.chosen(deployment)
         if self.state == "waiting":
@@ -98,9 +104,11 @@ class RankSupervisor:
         self._deployment = deployment
         options = self._to_start(deployment, patience)
         start = Start(options.plan, self._served)
-        ranks = await Ranks.start(deployment.starter, options, start.heard)
+        ranks = await Ranks.start(deployment.starter, options, start.heard, self._secret)
         try:
             await start.done(ranks)
+            if before is not None:
+                await take_over(before, ranks, start, next(self._moves))
         except BaseException:
             await ranks.stop(END_SECONDS)
             raise
@@ -217,6 +225,8 @@ class RankSupervisor:
             self._planner.chosen(found)
         if self.last is not None and self.last.requests is None:
             self.last = replace(self.last, kept=tuple(sorted(kept)))
+        if start.taken is not None:
+            tell(start.taken)
         self._went_up(ranks, found, start.running)
         return True
 
@@ -224,48 +234,54 @@ class RankSupervisor:
         """Back to the deployment that ran, where the better one does not start."""
         before, begun = self._deployment, self._clock()
         assert before is not None
-        self.moving = True
+        self.moving, shifted = True, False
         try:
+            elsewhere = before.starter.moved(better.starter) if better.options == before.options else None
+            holds = await held_by(ranks, elsewhere or (), self._patience)
             self._go_down(Loss(EngineError("the model moves to a better place"), (), (), crashed=False))
-            if await self._shift(ranks, better):
+            shifted = bool(elsewhere) and await self._shift(ranks, better, elsewhere or ())
+            if shifted:
                 _log.info("ranks of the model moved to a better place within %.1f s", self._clock() - begun)
                 return ranks
-            try:
-                moved = await self._launch(better, RETURN_TIMEOUT)
-            except (FerruleError, RanksLostError) as error:
-                _log.warning("the model could not move to a better place, so it goes back: %s", error)
-                self._migration.failed(better)
-            else:
-                _log.info("the model moved to a better place within %.1f s", self._clock() - begun)
-                return moved
-            try:
-                return await self._launch(before, RETURN_TIMEOUT)
-            except ModelUnavailable as error:
-                loss = Loss(error, (), (), crashed=False)
-            except RanksLostError as error:
-                loss = error.loss
-            self.last = Recovery(str(loss.error), time.time())
-            self._check_hope(loss)
-            return await self._bring_back(loss)
+            holding = ranks if holds and not elsewhere else None
+            if holding is None:
+                await ranks.stop(END_SECONDS)
+            return await self._launch_or_go_back(before, better, holding, begun)
         finally:
             self.moving = False
-
-    async def _shift(self, ranks: Ranks, better: Deployment) -> bool:
-        """Whether only those ranks have moved that the better deployment has elsewhere, and the others kept what they
-        had loaded; else all are ended."""
-        assert self._deployment is not None
-        shifted = False
-        try:
-            moving = self._deployment.starter.moved(better.starter)
-            if moving and better.options == self._deployment.options:
-                kept = await ranks.part(moving, self._patience)
-                shifted = bool(kept) and await self._go_on(ranks, kept, better)
-        except RanksLostError:
-            return False
-        finally:
             if not shifted:
                 await ranks.stop(END_SECONDS)
-        return shifted
+
+    async def _launch_or_go_back(
+        self, before: Deployment, better: Deployment, holding: Ranks | None, begun: float
+    ) -> Ranks:
+        """``holding``: those that hold what caches had, where there are any."""
+        try:
+            moved = await self._launch(better, RETURN_TIMEOUT, holding)
+        except (FerruleError, RanksLostError) as error:
+            _log.warning("the model could not move to a better place, so it goes back: %s", error)
+            self._migration.failed(better)
+        else:
+            _log.info("the model moved to a better place within %.1f s", self._clock() - begun)
+            return moved
+        try:
+            return await self._launch(before, RETURN_TIMEOUT, holding)
+        except ModelUnavailable as error:
+            loss = Loss(error, (), (), crashed=False)
+        except RanksLostError as error:
+            loss = error.loss
+        self.last = Recovery(str(loss.error), time.time())
+        self._check_hope(loss)
+        return await self._bring_back(loss)
+
+    async def _shift(self, ranks: Ranks, better: Deployment, elsewhere: Sequence[int]) -> bool:
+        """Whether only those ranks have moved that the better deployment has ``elsewhere``, and the others kept what
+        they had loaded; else all are ended, or are to be."""
+        try:
+            kept = await ranks.part(elsewhere, self._patience)
+            return bool(kept) and await self._go_on(ranks, kept, better)
+        except RanksLostError:
+            return False
 
     def _go_down(self, loss: Loss) -> None:
         self._ranks = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 import tempfile
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import IO
 
 import msgspec
 
+from ferrule.config import without_secrets
 from ferrule.engine.images.processor import LENGTH, Order, Read
 from ferrule.errors import EngineError
 from ferrule.process import last_line, tied
@@ -24,9 +24,6 @@ READ_SECONDS = 30.0
 """Of one image."""
 IDLE_SECONDS = 300.0
 """After which it ends: it holds some 300 MiB."""
-
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-"""In names of variables that the process does not get, as it decodes what strangers send."""
 
 
 @dataclass
@@ -88,7 +85,7 @@ class ImageReader:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            env={name: value for name, value in os.environ.items() if not _SECRET.search(name)},
+            env=without_secrets(os.environ),
         )
         running = self._running = _Running(process, log)
         if self._closed:  # meanwhile: `read` ends the process

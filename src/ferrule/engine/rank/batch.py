@@ -33,6 +33,10 @@ class Kind(IntEnum):
     RECEIVE = 5
     """It is to be told how many blocks have come from the ranks that compute prompts; comes when no other batch is
     under way."""
+    HOLD = 6
+    """Blocks are to be held for the ranks that go on with the model; nothing else comes behind it."""
+    TAKE = 7
+    """Blocks are to be taken over from the ranks that had the model; comes before any other that computes."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -102,7 +106,19 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that are to be held: ``blocks``, with their ``keys`` and, of each, the ``parents`` among them (-1: none).
+    The first ``needed`` are of sequences that go on. ``leaving``: ranks that end, whose parts others hold; where it is
+    empty all make room for others, and hold their own."""
+
+    blocks: tuple[int, ...]
+    keys: tuple[bytes, ...]
+    parents: tuple[int, ...]
+    needed: int
+    leaving: tuple[int, ...] = ()
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Tokens of several sequences, end to end, and what is to be done before, in this order: ``closed``, the requests
     of which nothing more is wanted from other ranks, and ``opened``, those that begin to come; ``kept``, then
     ``released``, the sequences whose caches are to be dropped, those of ``spans`` that start with blocks, ``dropped``
@@ -110,7 +126,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=8):
     adapter, from 1, or 0; empty where none has one. ``read``: of `Kind.READ`. ``pictures``: the images that it has
     tokens of. ``axes``: the tokens' positions by axis, three times as many; empty where all are their numbers.
     ``handed``: spans for other ranks; ``counted``: requests, of `Kind.RECEIVE`; ``joined``: a group that the
-    ranks join. The tag is the version of the form on the wire."""
+    ranks join; ``holding``: of `Kind.HOLD`. The tag is the version of the form on the wire."""
 
     spans: tuple[Span, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -128,6 +144,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=8):
     closed: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
     joined: Join | None = None
+    holding: Holding | None = None
 
     def logit_rows(self) -> list[int]:
         """Places in ``tokens`` whose logits are wanted, in the order of their spans."""

@@ -26,6 +26,7 @@ from ferrule.engine.options import Adapter
 from ferrule.engine.rank import attention, recurrent
 from ferrule.engine.rank.adapters.attach import ByModule, attach, read_adapters
 from ferrule.engine.rank.adapters.lora import Adapters
+from ferrule.engine.rank.draft.mtp_layer import MtpInput, add_input, with_one_layer
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
@@ -55,7 +56,7 @@ class ShardedModel:
     """This rank's layers of a model, ready to run.
 
     ``hidden_size``: numbers of a token that go from stage to stage. ``stage_input`` is where hidden states of an
-    earlier stage enter; None where the embedding is held here.
+    earlier stage enter; None where the embedding is held here. ``mtp_input``: of a layer for multi-token prediction.
     """
 
     model: nn.Module
@@ -67,6 +68,7 @@ class ShardedModel:
     weight_bytes: int
     stage_input: StageInput | None = None
     adapters: Adapters | None = None
+    mtp_input: MtpInput | None = None
 
     def forward(self, inputs: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
         """Run this stage over the batch that the cache has begun.
@@ -131,6 +133,7 @@ class Blueprint:
     slicings: dict[str, Slicing]
     aliases: dict[str, str]
     stage_input: StageInput | None
+    mtp_input: MtpInput | None = None
 
     def read(self, adapters: Sequence[Adapter]) -> ByModule:
         """This part of ``adapters``; see `read_adapters`."""
@@ -142,12 +145,17 @@ class Blueprint:
         return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, PACKS)
 
 
-def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, checkpoint: Checkpoint) -> Blueprint:
-    """Plan one rank's part. ``group`` is the ranks of its stage.
+def blueprint(
+    directory: Path, dtype: str, shard: Shard, group: RankGroup, checkpoint: Checkpoint, *, mtp: bool = False
+) -> Blueprint:
+    """Plan one rank's part. ``group`` is the ranks of its stage. ``mtp``: of the layer for multi-token prediction, as
+    the ``checkpoint`` has it.
 
     Raises `ModelError` and `PlanError` where the model cannot be run or cut as planned.
     """
     config, seeing = read_config(directory), read_seeing(directory)
+    if mtp:
+        config = with_one_layer(config)
     torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
     stores_head = any(name.endswith(HEAD) for name in checkpoint.tensors)
     if lacks_head(directory, tied=getattr(config, "tie_word_embeddings", False), has_head=stores_head):
@@ -156,6 +164,10 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
             seeing.tie_word_embeddings = True
     model = empty(seeing or config, torch_dtype)
     config = model.config.get_text_config()  # which says how attention is computed
+    mtp_input = None
+    if mtp:
+        base: Any = model.get_submodule(base_name(model))
+        mtp_input = add_input(base.layers[0], config.hidden_size, torch_dtype)
     made_of = recipes(model, list(checkpoint.tensors))
     aliases = tied(model, made_of)
 
@@ -171,7 +183,7 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, check
             check_border(weight, cut)
     width = config.hidden_size * streams_of(config)
     return Blueprint(
-        model, part.base, torch_dtype, width, part.cache, made_of, part.slicings, aliases, part.stage_input
+        model, part.base, torch_dtype, width, part.cache, made_of, part.slicings, aliases, part.stage_input, mtp_input
     )
 
 
@@ -216,14 +228,16 @@ def build(
     on_bytes: BytesRead,
     weights: str | None = None,
     adapters: Sequence[Adapter] = (),
+    *,
+    mtp: bool = False,
 ) -> ShardedModel:
-    """Build and load one rank's part. ``group`` is the ranks of this stage, for tensors of ``device``. ``weights``: as
-    in `Checkpoint`. ``adapters``: whose files are here.
+    """Build and load one rank's part. ``group`` is the ranks of this stage, for tensors of ``device``. ``weights`` and
+    ``mtp``: as in `Checkpoint`. ``adapters``: whose files are here.
 
     Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
     """
-    with Checkpoint(directory, weights) as checkpoint:
-        plan = blueprint(directory, dtype, shard, group, checkpoint)
+    with Checkpoint(directory, weights, mtp=mtp) as checkpoint:
+        plan = blueprint(directory, dtype, shard, group, checkpoint, mtp=mtp)
         added = None
         if adapters:
             added = attach(plan.model, plan.read(adapters), device)
@@ -231,7 +245,8 @@ def build(
     restore_buffers(plan.model, device.torch_device)
     size += 0 if added is None else added.bytes
     width = plan.hidden_size
-    return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, width, size, plan.stage_input, added)
+    inputs = plan.stage_input, added, plan.mtp_input
+    return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, width, size, *inputs)
 
 
 def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:

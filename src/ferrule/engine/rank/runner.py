@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import read_config
 from ferrule.engine.types import Progress, StreamUse
+from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.errors import EngineError, PlanError
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -67,6 +69,16 @@ class Runner(Protocol):
         images that begin in it. On the driver: logits (rows wanted, vocabulary) in float32, on the device, which may
         not have computed them yet; of `Kind.EMBED` the hidden states of all tokens after the last norm, (tokens,
         width). On all other ranks None. They hold until the next batch."""
+        ...
+
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """What the last norm gives of tokens ``rows`` (not none) of the batch that ran last: (rows, width), on the
+        device. Only on the driver, and of options that have ``gives_hidden``."""
+        ...
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """Of a layer for multi-token prediction: the tokens of the next batch follow these hidden states of the model,
+        (tokens, width), on the device; None: any."""
         ...
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
@@ -122,9 +134,15 @@ class Runner(Protocol):
         ...
 
 
-def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progress], None]) -> Runner:
-    """Load this rank's part of the model. Raises `ModelError`, `PlanError` or `ConfigError` where it cannot be run."""
-    return choose_runner(options, world, _stage_of(options, world), on_progress)
+def make_runner(
+    options: RankOptions,
+    world: Group,
+    on_progress: Callable[[Progress], None],
+    there: Mapping[str, PackedMatrix] = MappingProxyType({}),
+) -> Runner:
+    """Load this rank's part of the model; ``there``: as of `StepRunner`. Raises `ModelError`, `PlanError` or
+    `ConfigError` where it cannot be run."""
+    return choose_runner(options, world, _stage_of(options, world), on_progress, there)
 
 
 def rejoin(
@@ -169,19 +187,26 @@ def _alike(devices: Sequence[str]) -> bool:
     return not any(parse_device(name)[0] == CPU for name in devices)
 
 
-def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
-    """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
+def choose_runner(
+    options: RankOptions,
+    world: Group,
+    stage: Group,
+    on_progress: Callable[[Progress], None],
+    there: Mapping[str, PackedMatrix] = MappingProxyType({}),
+) -> Runner:
+    """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage.
+    ``there``: as of `StepRunner`."""
     names = _devices_of(options, world)
     check_blocks(options.plan.context, options.prefix_disk)
     device = open_device(names[world.rank], options.threads)
     if encodes(read_config(Path(options.directory))):
         _refuse_streaming(options, "encoders are run by transformers' modules")
-        _refuse_hand_over(options, "encoders are run by transformers' modules")
+        _refuse_hand_over(options)
         _refuse_context(options, "encoders keep none")
         return EncoderRunner(options, world, device, on_progress)
     if _in_host_memory(names):  # the native library computes there
         try:
-            return StepRunner(options, world, stage, device, on_progress)
+            return StepRunner(options, world, stage, device, on_progress, there)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
             why = f"its step runs through transformers' modules ({unfit})"
@@ -189,7 +214,6 @@ def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress:
         why = "a rank has a device of its own"
     _refuse_context(options, why)
     _refuse_streaming(options, why)
-    _refuse_hand_over(options, why)
     if any(shard.exchange for shard in options.plan.shards):
         log.warning("tokens are sent to their experts by native step programs only: %s; all go to every rank", why)
     alike = _alike(names)
@@ -217,7 +241,7 @@ def _refuse_streaming(options: RankOptions, why: str) -> None:
         raise PlanError(f"--stream-weights: {told}")
 
 
-def _refuse_hand_over(options: RankOptions, why: str) -> None:
+def _refuse_hand_over(options: RankOptions) -> None:
     """Raises `PlanError` where prompts are computed by other ranks than answers."""
     if options.hands_over:
-        raise PlanError(f"--prefill-tp: prompts are handed over by native step programs only, on processors: {why}")
+        raise PlanError("--prefill-tp: an encoder makes no answers, to whose ranks prompts could be handed over")

@@ -3,13 +3,16 @@ one after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ferrule.engine.architectures import key_value_heads
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.devices.peers.peer_group import PeerGroup
 from ferrule.engine.devices.staging import StagedGroup
@@ -21,11 +24,16 @@ from ferrule.engine.rank.cache.codes import Codes
 from ferrule.engine.rank.cache.pages import PAGE, Layout, Pages, layouts, pages_for
 from ferrule.engine.rank.cache.shared import SharedBlocks
 from ferrule.engine.rank.captured import CapturedSteps, memory, room, unfit
+from ferrule.engine.rank.handover.parts import Held, first_heads
+from ferrule.engine.rank.handover.send import Outbox, Piece
+from ferrule.engine.rank.handover.tensors import TensorParts
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.rank.probe import output_of
+from ferrule.engine.rank.step.operations import CacheLayer
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.vision.tower import Tower, depths_of
 from ferrule.engine.types import Progress, StreamUse
+from ferrule.errors import PlanError
 from ferrule.fabric import Group
 
 
@@ -63,7 +71,12 @@ class TorchRunner:
             loaded,
             options.weights,
             options.adapters,
+            mtp=options.mtp,
         )
+        self._normed: Tensor | None = None
+        self._preceding: Tensor | None = None
+        if options.gives_hidden and self.shard.has_head:
+            self.model.base.register_forward_hook(self._keep_normed)
         self.model.cache.codes = Codes.of(options.kv_cache)
         self.weight_bytes = self.model.weight_bytes
         kernels = self.model.kernels
@@ -78,11 +91,14 @@ class TorchRunner:
         if seeing is not None and self.shard.first_layer < max(1, depths_of(built.model.config) - 1):
             self._tower = Tower(built.model, built.base, self.shard, self._stage, device, built.dtype)
         captures = options.graphs and unfit(self.model.base) is None and not isinstance(self._stage, PeerGroup)
+        captures = captures and not options.gives_hidden  # which a captured step leaves to the next one's numbers
         self._graphs = device.graphs() if captures else None
         self.shared: SharedBlocks | None = None
         self._layouts: dict[int, Layout] | None = None
         self._graph_memory = 0
         self.captured: CapturedSteps | None = None
+        self._parts: TensorParts | None = None
+        self.outbox: Outbox | None = None
 
     @property
     def keeps(self) -> bool:
@@ -99,7 +115,7 @@ class TorchRunner:
                 group.renew()
         if self.shared is not None:
             self.shared.close()
-        self.captured = self.shared = self._layouts = None
+        self.captured = self.shared = self._layouts = self._parts = self.outbox = None
         self._graph_memory = 0
         self.model.cache.clear()
         if self._tower is not None:
@@ -107,10 +123,15 @@ class TorchRunner:
 
     def run(self, batch: Batch, features: Sequence[bytes] = ()) -> Tensor | None:
         """See `Runner.run`."""
+        pieces = [] if self.outbox is None else self.outbox.pieces(batch)
+        with self._handing(pieces):
+            return self._run(batch, features)
+
+    def _run(self, batch: Batch, features: Sequence[bytes]) -> Tensor | None:
         self._before(batch)
         if not batch.spans:
             return None
-        size = None if self.captured is None else self.captured.size(batch)
+        size = None if self.captured is None or batch.handed else self.captured.size(batch)
         with torch.inference_mode():
             if self.captured is not None and size is not None:
                 output = self._rows_of(batch, self.captured.run(batch, size, self._receive))
@@ -118,6 +139,8 @@ class TorchRunner:
                 with self.device.visible():
                     self._show(features)
                     inputs, positions, rows = self._uploaded(batch)
+                    if self.model.mtp_input is not None:
+                        self.model.mtp_input.hidden = self._hidden_before(inputs.shape[-1])
                     with self._looking(batch, features), self._cached(batch), self._adapted(batch):
                         if batch.kind is Kind.EMBED and self.shard.has_head:
                             output = self.model.last_hidden(inputs, positions)
@@ -130,6 +153,16 @@ class TorchRunner:
                         self.stages.send(self._tower.given.contiguous(), rank)
                 return None
             return output if self.world.rank == self.plan.driver else None
+
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """See `Runner.hidden_states`."""
+        assert self._normed is not None  # a batch has run
+        with torch.inference_mode():
+            return self._normed.index_select(0, self.device.upload(torch.tensor(rows)))
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """See `Runner.follow`."""
+        self._preceding = hidden
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
         """See `Runner.run_ahead`. Where there are several ranks they all need the tokens, which the host announces."""
@@ -164,8 +197,55 @@ class TorchRunner:
         """See `Runner.unshared`."""
         reason = unfit_blocks(self.model.cache, self.model.base, sequence)
         if reason is None:
-            self.shared = SharedBlocks(TensorBlocks(self.model.cache, self.device, sequence))
+            blocks = TensorBlocks(self.model.cache, self.device, sequence)
+            self.shared = SharedBlocks(blocks)
+            if self._layouts and self.model.cache.codes is None:
+                self._parts = TensorParts(blocks, self.device, self._layouts)
         return reason
+
+    @property
+    def part_store(self) -> TensorParts:
+        """See `HandingRunner.part_store`: keys and values as numbers, of each head."""
+        if self._parts is None:
+            why = "its layers keep something else of a token than a key and a value of each head"
+            if self.model.cache.codes is not None:
+                why = f"leave --kv-cache {self.options.kv_cache} out"
+            raise PlanError(f"--prefill-tp: the caches of {self.device_title} cannot be handed over: {why}")
+        return self._parts
+
+    @property
+    def held(self) -> list[Held]:
+        """See `HandingRunner.held`."""
+        config: Any = self.model.model.config
+        config = config.get_text_config()
+        heads = int(config.num_attention_heads), key_value_heads(config)
+        layouts = self._layouts or {}
+        layers = [CacheLayer(layouts[each].heads, layouts[each].key, layouts[each].value) for each in sorted(layouts)]
+        return self.part_store.held(first_heads(layers, self.shard, *heads))
+
+    @contextmanager
+    def _handing(self, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Send what the batch that is run inside keeps of ``pieces``: each layer is on its way to the host while later
+        ones are computed."""
+        if not pieces or self.outbox is None:
+            yield
+            return
+        outbox, store = self.outbox, self.part_store
+        places = {layer: place for place, layer in enumerate(store.layers)}
+        hooks = []
+        for module in list(self.model.base.layers):  # type: ignore[arg-type]
+            number = next((each.layer_idx for each in module.modules() if hasattr(each, "layer_idx")), None)
+            if number in places:
+                computed = partial(_computed, store, places[number], pieces)
+                hooks.append(module.register_forward_hook(computed))
+        try:
+            yield
+            for place in range(len(places)):
+                outbox.layer(place, pieces)
+        finally:
+            store.forget()
+            for hook in hooks:
+                hook.remove()
 
     @property
     def copies_blocks(self) -> bool:
@@ -222,6 +302,15 @@ class TorchRunner:
                 blocks.setdefault(batch.spans[picture.span].sequence, []).append(block)
         return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans}, blocks)
 
+    def _keep_normed(self, module: object, given: object, out: Any) -> None:
+        self._normed = out.last_hidden_state[0]
+
+    def _hidden_before(self, tokens: int) -> Tensor:
+        """See `MtpInput.hidden`."""
+        if self._preceding is None:
+            return self.device.empty((1, tokens, self.model.hidden_size), self.model.dtype).zero_()
+        return self._preceding.to(self.model.dtype).unsqueeze(0)
+
     def _show(self, features: Sequence[bytes]) -> None:
         """Send the images' features to the ranks that see. The driver does so when it runs the batch, not when it
         announces that: then no rank that it waits for waits for it."""
@@ -274,3 +363,8 @@ class TorchRunner:
         if not self.shard.has_head or len(rows) == len(output):
             return output
         return output.index_select(0, self.device.upload(torch.tensor(rows, dtype=torch.long)))
+
+
+def _computed(store: TensorParts, place: int, pieces: Sequence[Piece], *_: object) -> None:
+    """A hook of a layer."""
+    store.fetch(place, pieces)

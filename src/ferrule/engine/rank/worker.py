@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,13 +28,17 @@ from ferrule.engine.rank.batch import Kind, receive
 from ferrule.engine.rank.cache.shared import open_index, read_blocks
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.device_use import DeviceUse, devices_of_all
-from ferrule.engine.rank.draft.load import draft_model, obtain_draft, open_draft
+from ferrule.engine.rank.draft.load import drafts_of, obtain_draft, open_draft
 from ferrule.engine.rank.driver.loop import Driver
+from ferrule.engine.rank.driver.moving import learn
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.encoder.trial import try_encoder
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
+from ferrule.engine.rank.handover.held_caches import HeldCaches
+from ferrule.engine.rank.handover.keeper import Keeper, hand_on, why_not
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
 from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.vision.incoming import Incoming
 from ferrule.engine.rank.vision.sights import seeing_of
 from ferrule.engine.rank.warm_up import try_draft, warm_up
@@ -46,7 +50,7 @@ from ferrule.engine.types import Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 from ferrule.process import pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
-from ferrule.process.memory import private_bytes
+from ferrule.process.memory import private_bytes, trim
 from ferrule.secure import derived_key
 
 REJOIN_SECONDS = 30.0
@@ -74,11 +78,14 @@ def main(arguments: list[str], line: Lifeline) -> int:
 @dataclass
 class Part:
     """What a rank has loaded, once all were ready; it outlives the group of the ranks. ``draft``: what runs the draft
-    model, if it is the driver's. ``info``: as it told it then."""
+    model, if it is the driver's. ``info``: as it told it then. ``held``: of caches, for ranks that go on; ``leaves``:
+    it is to drop all else for these."""
 
     runner: Runner | None = None
     draft: Runner | None = None
     info: RankInfo | None = None
+    held: HeldCaches | None = None
+    leaves: bool = False
 
     @property
     def stays(self) -> bool:
@@ -87,14 +94,15 @@ class Part:
 
 def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) -> None:
     """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer before all
-    were ready. After that the rank keeps what it has loaded, and meets those that are left and those that are new."""
+    were ready. After that the rank keeps what it has loaded, and meets those that are left and those that are new.
+    Where the model moves elsewhere it drops that, and hands on what its caches had."""
     transformers.logging.set_verbosity_error()
     settings, part = fabric_settings(environment(), strict=True), Part()
     while True:
         meeting = at_meeting(settings, meet.number)
         with fabric.init(settings=meeting, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
             try:
-                serve_in(world, meeting, options, control, use, part)
+                serve_in(world, meeting, options, control, use, part, meet.secret)
             except FabricError as error:
                 happened = error.happened if isinstance(error, PeerLost) else str(error)
                 control.send(Failed(type(error).__name__, happened, lost_rank(world), keeps=part.stays))
@@ -102,7 +110,13 @@ def serve(options: RankOptions, control: Control, use: DeviceUse, meet: Meet) ->
                     raise
                 world.abort(happened)
         fabric.close_all()
+        if part.leaves:
+            part.runner = part.draft = None
         gc.collect()  # what is left of the session: groups in cycles hold descriptors
+        if part.leaves and part.held is not None:
+            trim()
+            hand_on(part.held, control, settings, meet.secret)
+            return
         meet = control.meet_anew(KEPT_SECONDS)
         options = meet.options or options
 
@@ -133,8 +147,9 @@ def serve_in(
     control: Control,
     use: DeviceUse,
     part: Part,
+    secret: str,
 ) -> None:
-    """``settings``: by which it met the others. ``part``: of this rank, if it has it already."""
+    """``settings``: by which it met the others. ``part``: of this rank, if it has it already. ``secret``: of `Meet`."""
     base = peak = private_bytes()
     if part.info is not None:
         base, peak = part.info.base_bytes, part.info.peak_bytes
@@ -162,13 +177,13 @@ def serve_in(
     options = replace(options, directory=str(obtained.directory))
     late = Failed("EngineError", f"it did not go on within {REJOIN_SECONDS:g} s with what it had loaded")
     watched = partial(control.within, REJOIN_SECONDS, late)
-    draft = open_draft(world, options, drafts, part.draft, on_progress, watched)
     if part.runner is None:
         runner = make_runner(options, world, on_progress)
     else:
         runner = part.runner
         rejoin(runner, options, world, watched)
         world = runner.world
+    draft = open_draft(world, options, drafts, part.draft, on_progress, watched, runner)
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
     tried = None if draft is None else try_draft(draft)
@@ -192,27 +207,37 @@ def serve_in(
     )
     shared = runner.shared if trial.unshared is None else None
     prefixes = open_index(world, options, shared, f"{runner.device_title} {runner.dtype}", copies=trial.copies)
+    keeper = Keeper(runner, settings, trial, control.send, secret, why_not(runner, options, trial))
+    moved, part.held = None if keeper.refusal else keeper.taken_again(part.held), None
+    if moved is not None and world.rank == options.plan.driver:
+        control.send(learn(prefixes, moved))
     use.starting, part.runner, part.draft, part.info = False, runner, draft, info
-    with hand_over_end(runner, settings, control) as end:
+    with hand_over_end(runner, settings, control, secret) as end, closing(keeper):
         control.send(Ready(info, trial.cache_tokens))
-        if world.rank == options.plan.driver:
-            incoming, short = Incoming(seeing_of(obtained.directory)), short_context(config)
-            guesses = None
-            if draft is not None and tried is not None:
-                guesses = draft_model(draft, tried, vocabulary, trial)
-            Driver(options, runner, control, trial, vocabulary, short, prefixes, incoming, guesses, end).loop()
-        else:
-            follow(runner, end)
+        try:
+            if world.rank == options.plan.driver:
+                incoming, short = Incoming(seeing_of(obtained.directory)), short_context(config)
+                guesses = None
+                if draft is not None and tried is not None:
+                    guesses = drafts_of(draft, tried, vocabulary, trial, runner)
+                driver = Driver(
+                    options, runner, control, trial, vocabulary, short, prefixes, incoming, guesses, end, keeper
+                )
+                driver.loop()
+            else:
+                follow(runner, end, keeper)
+        finally:
+            part.held, part.leaves = keeper.held, keeper.leaves
 
 
 def hand_over_end(
-    runner: Runner, settings: FabricSettings, control: Control
+    runner: Runner, settings: FabricSettings, control: Control, secret: str
 ) -> AbstractContextManager[HandOverEnd | None]:
     """That of this rank, where prompts are handed over."""
     if not runner.options.hands_over:
         return nullcontext()
-    assert isinstance(runner, StepRunner)  # `make_runner` refuses others
-    return HandOverEnd(runner, settings, control.send)
+    assert isinstance(runner, StepRunner | TorchRunner)  # `make_runner` refuses others
+    return HandOverEnd(runner, settings, control.send, secret)
 
 
 def transports(world: fabric.Group) -> str:
@@ -220,9 +245,9 @@ def transports(world: fabric.Group) -> str:
     return world.describe().transports if world.size > 1 else "none"
 
 
-def follow(runner: Runner, end: HandOverEnd | None = None) -> None:
-    """Run what the driver announces."""
-    while True:
+def follow(runner: Runner, end: HandOverEnd | None = None, keeper: Keeper | None = None) -> None:
+    """Run what the driver announces, until the model moves elsewhere."""
+    while keeper is None or not keeper.leaves:
         batch = receive(runner.world, runner.plan.driver, STEP_TIMEOUT)
         obeyed(end, batch)
         runner.run(batch)
@@ -230,3 +255,5 @@ def follow(runner: Runner, end: HandOverEnd | None = None) -> None:
             end.count(batch)
         if batch.kind is Kind.READ:
             read_blocks(runner.shared, batch, runner.world)
+        if keeper is not None:
+            keeper.obey(batch)

@@ -66,6 +66,7 @@ class Replicas:
         self.vocab_size, self.tokenizer = first.vocab_size, first.tokenizer
         self.embedding, self.default_sampling = first.embedding, first.default_sampling
         self.adapters, self.image_marker = first.adapters, first.image_marker
+        self.abilities = first.abilities
         self.plan = first.plan
         self.max_context = first.max_context
         """That every replica has room for, so that each can go on with what another one began."""
@@ -160,6 +161,10 @@ class Replicas:
             next((each.streamed for each in known if each.streamed is not None), None),
             tuple(told),
         )
+
+    async def drain(self, seconds: float) -> bool:
+        """See `ferrule.engine.types.Engine.drain`."""
+        return all(await asyncio.gather(*(engine.drain(seconds) for engine in self.loaded)))
 
     async def close(self) -> None:
         self._closed = True

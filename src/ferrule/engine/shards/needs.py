@@ -33,8 +33,8 @@ class _PlaceInStage:
 class _Notes(Checkpoint):
     """Notes what is read, and gives tensors without memory for it."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, *, mtp: bool) -> None:
+        super().__init__(directory, mtp=mtp)
         self.asked: list[tuple[str, Slicing | None]] = []
 
     def read(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
@@ -66,15 +66,15 @@ def _empty(shape: tuple[int, ...], cut: Slicing | None, dtype: torch.dtype) -> l
     return [torch.empty(each, dtype=dtype, device="meta") for each in shapes]
 
 
-def needs(directory: Path, dtype: str, shard: Shard, weights: str | None = None) -> list[Piece]:
+def needs(directory: Path, dtype: str, shard: Shard, weights: str | None = None, *, mtp: bool = False) -> list[Piece]:
     """Parts that the rank of ``shard`` reads of the files in ``directory``, of which only the headers need be there.
-    ``weights``: to which it quantises them, at the borders of whose groups it cuts.
+    ``weights``: to which it quantises them, at the borders of whose groups it cuts. ``mtp``: as in `Checkpoint`.
 
     Raises what building the rank's part raises.
     """
     places = read_layout(directory).places()
     group = cast(Group, _PlaceInStage(shard.part, shard.parts))
-    with _Notes(directory) as notes, Checkpoint(directory, weights) as quantised:
-        planned = blueprint(directory, dtype, shard, group, quantised)
+    with _Notes(directory, mtp=mtp) as notes, Checkpoint(directory, weights, mtp=mtp) as quantised:
+        planned = blueprint(directory, dtype, shard, group, quantised, mtp=mtp)
         planned.fill(notes, lambda done, total: None, torch.device("meta"))
     return [piece for key, cut in notes.asked for piece in wanted(key, places[key].shape, places[key].item, cut)]

@@ -148,7 +148,8 @@ def _missing(
 
     store.check(on_done)
     shards = [options.plan.shards[rank] for rank in ranks]
-    wanted = [piece for shard in shards for piece in needs(store.path, options.dtype, shard, options.weights)]
+    asked = store.path, options.dtype
+    wanted = [piece for shard in shards for piece in needs(*asked, shard, options.weights, mtp=options.mtp)]
     missing = store.missing(wanted)
     store.check_room(missing)
     return missing

@@ -27,6 +27,7 @@ from ferrule.model.headers import (
     read_headers,
     read_json,
 )
+from ferrule.model.mtp import mtp_tensors, of_gguf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,10 +42,11 @@ class Checkpoint:
     truncated, a file lacks a tensor that the index promises, or a tensor has a dtype that is not run here.
 
     ``weights``: plain matrices are read as they are once quantised so (`formats.on_load`). Raises `ConfigError` where
-    they are stored packed already.
+    they are stored packed already. ``mtp``: those of the layer for multi-token prediction alone, as of a model of one
+    layer (`ferrule.model.mtp`); raises `ModelError` where there is none.
     """
 
-    def __init__(self, directory: Path, weights: str | None = None) -> None:
+    def __init__(self, directory: Path, weights: str | None = None, *, mtp: bool = False) -> None:
         self.directory = directory
         self._files: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
@@ -54,6 +56,8 @@ class Checkpoint:
         gguf = gguf_file(directory)
         self.gguf = GgufTensors(gguf) if gguf is not None else None
         if self.gguf is not None:
+            if mtp:
+                raise ModelError(f"{directory}: {of_gguf()}")
             self.stored, self.tensors = self.gguf.stored, self.gguf.tensors
             if weights is not None:
                 raise already_packed(weights, f"{gguf.name if gguf else directory}", "GGUF")
@@ -62,6 +66,8 @@ class Checkpoint:
         self._files = {tensor.name: file for file, tensors in files.items() for tensor in tensors}
         self.stored = {tensor.name: tensor for tensors in files.values() for tensor in tensors}
         self.tensors = recognise(self.stored, _settings(directory), self)
+        if mtp:
+            self.tensors = mtp_tensors(self.tensors, str(directory))
         if weights is not None:
             self.tensors = quantised_on_load(self.tensors, weights, str(directory))
 

@@ -2,7 +2,8 @@
 
 This is a program of its own for the reasons that `ferrule.process.tied` gives, and like it imports nothing of Ferrule.
 Arguments: the path of the network namespace, then the command. Before them may be ``--user PATH`` (the user namespace
-to which that belongs), ``--name NAME`` (what the host calls itself) and ``--hosts FILE`` (its /etc/hosts).
+to which that belongs), ``--name NAME`` (what the host calls itself), ``--hosts FILE`` (its /etc/hosts) and
+``--group PATH`` (the control group that holds its programs to its cores).
 """
 
 import ctypes
@@ -35,6 +36,14 @@ def enter_user(path: str) -> None:
         enter(path, CLONE_NEWUSER)
 
 
+def enter_group(path: str) -> None:
+    try:
+        with open(f"{path}/cgroup.procs", "w") as file:  # noqa: PTH123 - pathlib takes longer to import
+            file.write(str(os.getpid()))
+    except OSError as error:
+        sys.exit(f"ferrule: cannot enter the control group of the lab host at {path} ({error.strerror})")
+
+
 def show_own_interfaces() -> None:
     """/sys/class/net shows the interfaces of the namespace in which /sys was mounted: mount it anew."""
     check(libc.unshare(CLONE_NEWNS), "make a mount namespace")
@@ -56,6 +65,8 @@ def main(arguments: list[str]) -> None:
         options[arguments[0]] = arguments[1]
         arguments = arguments[2:]
     namespace, command = arguments[0], arguments[1:]
+    if "--group" in options:
+        enter_group(options["--group"])
     if "--user" in options:
         enter_user(options["--user"])
     enter(namespace, CLONE_NEWNET)

@@ -20,6 +20,7 @@ from ferrule.lab.netns.namespace import ENTER, Namespace, inode_of, kill_inside,
 from ferrule.lab.netns.pace import as_a_card
 from ferrule.lab.netns.panel import Panel
 from ferrule.process import tied
+from ferrule.process.control_group import ControlGroup, processor_limit
 
 PORT = 7700
 """Port on which rank 0 of a job listens, and any rank that others must pass: all ports of a new host are free."""
@@ -55,8 +56,10 @@ class Lab:
     ``mtu`` in bytes, for all cables. ``ipv6``: link-local addresses too. ``forwarding``: every host is a router as
     well, and has one more address, 10.78.HOST.1 on an interface of its own, which all others reach by a shortest way;
     what needs a full mesh can use that. ``seed``: of what chance does to packets.
-    ``names`` of the hosts. Raises `LabError` without the right to make network namespaces, or without iproute2 or the
-    kernel's bridge. Not thread-safe.
+    ``names`` of the hosts. ``cores``: of each host, how many cores' worth of time the programs that `command` and
+    `popen` start in it have together; None: all of this machine. Raises `LabError` without the right to make network
+    namespaces, or without iproute2 or the kernel's bridge, and `ConfigError` where there can be no control groups for
+    ``cores``. Not thread-safe.
     """
 
     def __init__(
@@ -68,9 +71,12 @@ class Lab:
         forwarding: bool = False,
         seed: int = 0,
         names: Sequence[str] | None = None,
+        cores: Sequence[float] | None = None,
     ) -> None:
         if names is not None and (len(names) != topology.hosts or len(set(names)) != len(names)):
             raise ConfigError(f"a lab of {topology.hosts} hosts needs as many different names, not {list(names)}")
+        if cores is not None and len(cores) != topology.hosts:
+            raise ConfigError(f"a lab of {topology.hosts} hosts needs as many numbers of cores, not {list(cores)}")
         if len(topology.cables) > _MAX_CABLES:
             raise ConfigError(f"a lab has at most {_MAX_CABLES} cables, not {len(topology.cables)}")
         self.topology = topology
@@ -79,6 +85,8 @@ class Lab:
         self._ipv6 = ipv6
         self.forwarding = forwarding
         self._names = tuple(names) if names is not None else tuple(f"host{host}" for host in range(topology.hosts))
+        self._limits = [processor_limit(each) for each in cores or ()]
+        self._groups: list[ControlGroup] = []
         self._seed = seed
         self._panel: Panel | None = None
         self._hosts: list[Namespace] = []
@@ -115,6 +123,9 @@ class Lab:
                     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         for cable in self.cables:
             cable.begin()
+        for limit in self._limits:
+            self._groups.append(ControlGroup(limit))
+            self._groups[-1].make()
 
     def _routes(self, host: int) -> list[str]:
         lines = [
@@ -174,7 +185,8 @@ class Lab:
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` in ``host``; it works for any process of this machine with our rights."""
-        return [sys.executable, "-I", "-S", ENTER, self.path(host), *argv]
+        group = ["--group", str(self._groups[host].path)] if self._groups else []
+        return [sys.executable, "-I", "-S", ENTER, *group, self.path(host), *argv]
 
     def env(self, host: int) -> dict[str, str]:
         """Environment that makes ``host`` a machine of its own to a rank, although all share their memory."""
@@ -245,6 +257,9 @@ class Lab:
             kernel.close()
         for namespace in self._hosts:
             namespace.close()
+        for group in self._groups:
+            group.close()
+        self._groups = []
         self._hosts, self._kernels, self._panel, self.cables = [], [], None, ()
 
     def _namespace(self, host: int) -> Namespace:

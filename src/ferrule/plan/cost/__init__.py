@@ -1,6 +1,5 @@
 """Predict time and memory of a plan."""
 
-from ferrule.plan.cost.apart import predict_apart
 from ferrule.plan.cost.calibration import (
     Calibration,
     Record,
@@ -26,7 +25,6 @@ __all__ = [
     "largest_context",
     "memory_of",
     "predict",
-    "predict_apart",
     "predicted",
     "read_calibrations",
     "read_records",

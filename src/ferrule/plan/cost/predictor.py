@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ferrule.plan.cost.apart import joined
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.interval import interval_of
 from ferrule.plan.cost.memory import largest_context, memory_of
@@ -25,7 +26,11 @@ WRITE_OFF_SECONDS = 3 * 365.25 * 86400
 
 def predict(question: Question, plan: Plan) -> Prediction:
     """Also of what does not fit (`Prediction.fits`). Raises `PlanError` where no cables join the devices."""
-    return _Predictor(question, plan).prediction()
+    if plan.prompts is None:
+        return _Predictor(question, plan).prediction()
+    one = question.of(replace(question.model, draft=None)).with_work(concurrency=1, context=question.work.prompt)
+    first, then = _Predictor(one, plan.prompts).prediction(), _Predictor(question, plan.alone).prediction()
+    return joined(question, plan, plan.prompts, first, then)
 
 
 def read_each_token(question: Question, plan: Plan) -> dict[str, float]:
@@ -121,6 +126,7 @@ class _Predictor:
             joules=None if watts is None else watts * step / self.work.concurrency,
             dollars_per_million=self._dollars(watts, step),
             interval=interval_of(self.question, self.plan),
+            answer=self.work.answer,
         )
 
     def _times(self, which: Pass) -> list[_StageTime]:

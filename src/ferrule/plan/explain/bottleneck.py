@@ -51,9 +51,9 @@ class Bottleneck:
 
 
 def bottleneck(question: Question, candidate: Candidate) -> Bottleneck:
-    """Of a prompt if the time to the first token is asked for, of a step if what many sequences get or use together is,
-    else of a token of a single stream."""
-    of = _timed(question)
+    """Of a prompt if the time to the first token is asked for, or is most of an answer's; of a step if what many
+    sequences get or use together is; else of a token of a single stream."""
+    of = _timed(question, candidate.prediction)
     terms = _terms(candidate.prediction, of)
     by_kind: dict[TermKind, float] = {}
     for term in terms:
@@ -72,9 +72,11 @@ def _places(terms: Iterable[Term]) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:2])} and {len(names) - 2} others"
 
 
-def _timed(question: Question) -> Timed:
+def _timed(question: Question, prediction: Prediction) -> Timed:
     if question.objective == "ttft":
         return "prompt"
+    if question.objective == "answer":
+        return "prompt" if 2 * prediction.ttft_seconds > prediction.answer_seconds else "token"
     together = question.objective in ("throughput", "energy") and question.work.concurrency > 1
     return "step" if together else "token"
 
@@ -90,7 +92,7 @@ def _collective_kind(question: Question, plan: Plan, of: Timed) -> Literal["late
         terms = _terms(predict(question.on(cluster), plan), of)
         return sum(term.seconds for term in terms if term.kind == "collective")
 
-    these = question.cluster.among(plan.devices)
+    these = question.cluster.among(plan.all_devices)
     at_once = with_rails(these, lambda rail: replace(rail, alpha=0.0))
     wide = with_rails(these, lambda rail: replace(rail, bandwidth=rail.bandwidth * 1e6))
     return "latency" if seconds(at_once) <= seconds(wide) else "bandwidth"

@@ -56,7 +56,7 @@ def what_ifs(question: Question, candidate: Candidate, split: Candidate | None =
 
 def _changes(question: Question, candidate: Candidate, split: Candidate) -> Iterator[WhatIf]:
     plan, cluster = candidate.plan, question.cluster
-    linked = plan if len(plan.devices) > 1 else split.plan
+    linked = plan if len(plan.all_devices) > 1 else split.plan
     for change, helps in ((another_cable(cluster, linked), _CABLES), (by_rdma(cluster, linked), _WAITING)):
         if change is not None:
             text, changed = change
@@ -98,8 +98,8 @@ def quantised_cache(question: Question) -> tuple[str, Question] | None:
 
 def another_cable(cluster: ClusterSpec, plan: Plan) -> tuple[str, ClusterSpec] | None:
     """One more cable between the slowest pair of the plan's devices, or between all that are as slow."""
-    pairs = cluster.among(plan.devices).pairs if len(plan.devices) > 1 else ()
-    if not pairs or len(plan.devices) > MANY:
+    pairs = cluster.among(plan.all_devices).pairs
+    if not pairs or len(plan.all_devices) > MANY:
         return None
     slowest = min(pair.bandwidth for pair in pairs)
     those = {pair.name for pair in pairs if pair.bandwidth <= slowest * 1.01}
@@ -117,7 +117,7 @@ def another_cable(cluster: ClusterSpec, plan: Plan) -> tuple[str, ClusterSpec] |
 
 def by_rdma(cluster: ClusterSpec, plan: Plan) -> tuple[str, ClusterSpec] | None:
     """The latency of RDMA on every cable between devices of the plan that TCP uses now."""
-    pairs = cluster.among(plan.devices).pairs if len(plan.devices) > 1 else ()
+    pairs = cluster.among(plan.all_devices).pairs
     slow = [rail for pair in pairs for rail in pair.rails if _could_be_rdma(rail)]
     if not slow:
         return None

@@ -23,8 +23,10 @@ SEEN = 64
 """So many plans are told, of which a few are shown."""
 FEW = 8
 """Up to so many hosts the search is exact."""
-_NEAR: frozenset[Objective] = frozenset({"energy", "context"})
+_NEAR: frozenset[Objective] = frozenset({"energy", "context", "answer"})
 """Of these not all plans are considered."""
+_PROMPT: Objective = "ttft"
+_TOKENS: Objective = "latency"
 _ORDER = ("single", "tensor", "expert", "context", "pipeline", "hybrid")
 
 
@@ -47,7 +49,8 @@ class SearchResult:
 
 def search(question: Question, *, top: int = SEEN) -> SearchResult:
     """Rank plans of ``question.model`` over its cluster by its objective: ``latency`` of one stream, ``throughput`` at
-    ``work.concurrency``, ``ttft`` at ``work.prompt``, ``context`` (the largest that fits), ``energy`` per token.
+    ``work.concurrency``, ``ttft`` at ``work.prompt``, ``answer`` (a prompt and ``work.answer`` tokens of one stream),
+    ``context`` (the largest that fits), ``energy`` per token.
 
     The ``top`` best, each the best of its kind (so many stages of so many devices): not every way to move one layer
     from host to host. The best one-host plan is always among them. Up to 8 hosts all subsets of hosts, orders and
@@ -57,16 +60,23 @@ def search(question: Question, *, top: int = SEEN) -> SearchResult:
     """
     _check(question, top)
     question = question.on(_in_order(question.cluster))
-    plans = _finder(question)(question)
+    plans = _plans(question)
     found = _predicted(question, plans.found)
     alone = [each for each in found if each.plan.strategy == "single"]
-    single = min(alone, key=lambda candidate: _rank(candidate, question.objective))
+    single = min(alone, key=lambda candidate: rank(candidate, question.objective))
     if question.objective == "context" or not single.prediction.fits:
         found += _predicted(question, context_plans(question))
-    ranked = sorted(found, key=lambda candidate: _rank(candidate, question.objective))
-    shown = ranked[:top] if single in ranked[:top] else [*ranked[: top - 1], single]
+    shown = ranked(found, single, question.objective, top)
     exact = plans.exact and question.objective not in _NEAR and _counts_everything(question)
-    return SearchResult(question.objective, tuple(shown), single, exact, plans.notes)
+    return SearchResult(question.objective, shown, single, exact, plans.notes)
+
+
+def ranked(
+    found: Iterable[Candidate], single: Candidate, objective: Objective, top: int = SEEN
+) -> tuple[Candidate, ...]:
+    """The ``top`` best, the best first, with ``single`` among them."""
+    ordered = sorted(found, key=lambda candidate: rank(candidate, objective))
+    return tuple(ordered[:top] if single in ordered[:top] else [*ordered[: top - 1], single])
 
 
 def best_plan(question: Question) -> Candidate | None:
@@ -80,6 +90,14 @@ def _counts_everything(question: Question) -> bool:
     cluster, runtime = question.cluster, question.runtime
     alone = cluster.cores is None or (cluster.cores >= len(cluster.devices) and cluster.cores_awake == 1.0)
     return alone and not runtime.streams and not runtime.layer_message_bytes
+
+
+def _plans(question: Question) -> Plans:
+    """Those worth a prediction. Of an answer, which is a prompt and tokens: those that are best in either."""
+    if question.objective != "answer":
+        return _finder(question)(question)
+    prompt, tokens = (_plans(replace(question, objective=each)) for each in (_PROMPT, _TOKENS))
+    return Plans([*tokens.found, *prompt.found], exact=False, notes=tokens.notes)
 
 
 def _finder(question: Question) -> Callable[[Question], Plans]:
@@ -119,15 +137,18 @@ def _predicted(question: Question, plans: Iterable[Plan]) -> list[Candidate]:
     return found
 
 
-def _rank(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
-    """The smaller the better; by number and name where all else is equal."""
+def rank(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
+    """The smaller the better. Of those that are alike in what is asked one is better whose prompts others compute: its
+    first token comes sooner (`search.apart` finds no others). Then number and name decide."""
     plan, prediction = candidate.plan, candidate.prediction
     missing = max(0, *(-use.margin for use in prediction.memory)) if prediction.memory else 0
     goal = {
         "latency": prediction.token_seconds,
         "throughput": prediction.step_seconds / prediction.concurrency,
         "ttft": prediction.ttft_seconds,
+        "answer": prediction.answer_seconds,
         "context": -float(prediction.largest_context),
         "energy": math.inf if prediction.joules is None else prediction.joules,
     }[objective]
-    return (float(missing), goal, prediction.token_seconds, len(plan.devices), _ORDER.index(plan.strategy))
+    first = prediction.ttft_seconds if plan.prompts is not None else math.inf
+    return (float(missing), goal, prediction.token_seconds, first, len(plan.devices), _ORDER.index(plan.strategy))

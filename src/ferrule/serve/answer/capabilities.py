@@ -20,9 +20,11 @@ CAPABILITIES: Final[Mapping[str, Callable[[Engine, Dialect], bool]]] = {
     "chat": lambda engine, _: engine.tokenizer.has_chat_template,
     "tools": can_call,
     "reasoning": lambda _, speaks: speaks.reasons,
-    "structured_output": lambda engine, _: engine.tokenizer.to_json() is not None,
+    "structured_output": lambda engine, _: (
+        "json_schema" in engine.abilities.constraints and engine.tokenizer.to_json() is not None
+    ),
     "vision": lambda engine, _: engine.image_marker is not None,
-    EMBEDDINGS: lambda engine, _: engine.embedding.refusal is None,
+    EMBEDDINGS: lambda engine, _: engine.abilities.embeddings and engine.embedding.refusal is None,
 }
 """By the names of OpenAI's list, of a model that answers; one that only makes vectors has no other than these. The
 tokenizer is written out for that of grammars, which takes long."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ferrule.engine import Engine, EngineOptions, Health, ImageInput, ImagePrompt, RankInfo, SamplingParams, Token, Turn
+from ferrule.engine.abilities import BUILT_IN, Abilities
 from ferrule.engine.device_names import CPU
 from ferrule.engine.host.prepare import PreparedModel, name_of
 from ferrule.engine.images.prompts import marker_of
@@ -55,6 +56,7 @@ class Unloaded:
     adapters: tuple[str, ...] = ()
     embedding: Embedding = field(default_factory=Embedding)
     image_marker: str | None = None
+    abilities: Abilities = BUILT_IN
     state: str = "unloaded"
     error: str | None = None
     ranks: tuple[RankInfo, ...] = ()
@@ -94,6 +96,10 @@ class Unloaded:
         if self.state == "failed":
             return Health("failed", self.error)
         return Health("loading" if self.state == "loading" else "closed")
+
+    async def drain(self, seconds: float) -> bool:
+        """There is nothing that is open."""
+        return True
 
     async def close(self) -> None:
         """There is nothing to be stopped."""

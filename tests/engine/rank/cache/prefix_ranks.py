@@ -19,18 +19,18 @@ from ferrule.engine.messages import Add, Cancel
 from ferrule.engine.options import Adapter, Draft, RankOptions
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.cache.shared import open_index
-from ferrule.engine.rank.draft.load import draft_model, open_draft
-from ferrule.engine.rank.draft.model import DraftModel
+from ferrule.engine.rank.draft.load import drafts_of, open_draft
+from ferrule.engine.rank.driver.drafting import Drafts
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.warm_up import Trial, try_draft, warm_up
 from ferrule.engine.rank.worker import follow
-from ferrule.engine.spec import read_spec
+from ferrule.engine.spec import read_mtp_spec, read_spec
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
-from ferrule.plan import Plan
+from ferrule.plan import Plan, make_plan
 
 CONTEXT, VOCABULARY = 256, 131
 Turn = Sequence[Add | Cancel]
@@ -102,21 +102,25 @@ def answers(
     batch_tokens: int = 64,
     short: int | None = None,
     draft: Path | None = None,
+    mtp: bool = False,
     **options: Any,
 ) -> Answers:
     """What ranks say to ``turns``, each of which comes when the requests of the one before have ended. Cancellations
     come five steps after what is before them in their turn. ``plan``: in the place of an even ``split``. ``draft``: the
-    model that guesses."""
+    model that guesses; ``mtp``: the model's own layer does."""
     plan = plan or plan_for(directory, *split)
     drafts = None if draft is None else Draft(str(draft), "", plan_for(draft, 1, 1), read_spec(draft).max_context)
+    if mtp:
+        layer = read_mtp_spec(directory)
+        drafts = Draft(str(directory), "", make_plan(layer), layer.max_context, mtp=True)
     given = RankOptions(
         str(directory), "float32", plan, 1, CONTEXT, 4, batch_tokens, (), adapters=adapters, draft=drafts, **options
     )
 
     def body(world: Group, stage: Group) -> Answers | None:
         mine = drafts if world.rank == plan.driver else None
-        small = open_draft(world, given, mine, None, lambda _: None, nullcontext)
         one: Any = runner(given, world, stage, device())
+        small = open_draft(world, given, mine, None, lambda _: None, nullcontext, one)
         tried = None if small is None else try_draft(small)
         trial = warm_up(one, tried)
         shared = one.shared if trial.unshared is None else None
@@ -127,7 +131,7 @@ def answers(
                     follow(one)
                 return None
             trial = replace(trial, cache_tokens=cache_tokens or trial.cache_tokens)
-            guesses = None if small is None or tried is None else draft_model(small, tried, VOCABULARY, trial)
+            guesses = None if small is None or tried is None else drafts_of(small, tried, VOCABULARY, trial, one)
             return _drive(given, one, trial, turns, short, prefixes, guesses)
         finally:
             world.close()
@@ -147,7 +151,7 @@ def _drive(
     turns: Sequence[Turn],
     short: int | None,
     prefixes: Any,
-    draft: DraftModel | None,
+    draft: Drafts | None,
 ) -> Answers:
     control = ScriptedControl()
     driver = Driver(options, runner, cast(Any, control), trial, VOCABULARY, short, prefixes, draft=draft)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from mtp_models import make_mtp
 from prefix_ranks import Requests, answers, requests, turns_of
 from test_drafted_answers import alike
 from tiny_models import make
@@ -26,15 +28,17 @@ from ferrule.engine.source import describe, read_config
 from ferrule.model import ModelSpec
 from ferrule.plan import Plan, make_plan
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "deepseek_v3")
+FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "deepseek_v3", "glm4_moe")
+BY_ITSELF = "glm4_moe"
+"""Its own layer guesses for it."""
 BY_MODULES = ("gemma3_text",)
 LAYOUTS = ("even", "uneven", "stages", "both", "widths", "experts", "experts alone", "sent", "sent alone", "pages")
 
 
 class Beside(NamedTuple):
-    """``guessed``: tokens at once; ``drafted``: by a model that says nearly the same. ``room``: tokens of the cache;
-    where it is little, sequences are preempted. ``piece``: of a prompt at once. ``streamed``: weights are read from
-    disk. ``modules``: of transformers."""
+    """``guessed``: tokens at once; ``drafted``: by a model that says nearly the same, or a layer of its own. ``room``:
+    tokens of the cache; where it is little, sequences are preempted. ``piece``: of a prompt at once. ``streamed``:
+    weights are read from disk. ``modules``: of transformers."""
 
     guessed: int = 0
     prefixes: bool = True
@@ -115,6 +119,7 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
     @example("qwen3_moe", "experts alone", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4, streamed=True))
     @example("deepseek_v3", "sent", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4))
     @example("llama", "both", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, room=256, drafted=True))
+    @example("glm4_moe", "sent", [[(132, 0, 40), (132, 1, 30)], [(132, 0, 40)]], Beside(4, room=256, drafted=True))
     @example("gpt_oss", "pages", [[(132, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, room=256, streamed=True))
     @example("gpt_oss", "widths", [[(70, 0, 40), (64, 1, 30)], [(132, 0, 20)]], Beside(4, cancelled=True))
     def check(family: str, layout: str, orders: Requests, beside: Beside) -> None:
@@ -123,11 +128,13 @@ def test_any_schedule_on_any_split_gives_the_same(examples: int, monkeypatch: py
         runner: Any = TorchRunner if beside.modules or family in BY_MODULES else StepRunner
         with tempfile.TemporaryDirectory() as folder:
             monkeypatch.setenv("FERRULE_MODEL_CACHE", f"{folder}/cache")
-            directory = make(family, Path(folder) / "model")
+            made = partial(make_mtp, echoes=True) if family == BY_ITSELF else make
+            directory = made(family, Path(folder) / "model")
             plan = laid_out(layout, describe(directory, read_config(directory)))
             asked = turns_of(orders, cancelled=beside.cancelled)
-            draft = alike(directory, Path(folder) / "draft") if beside.drafted else None
-            found = answers(directory, *asked, plan=plan, runner=runner, draft=draft, **beside.options)
+            mtp = beside.drafted and family == BY_ITSELF and layout != "pages"
+            draft = alike(directory, Path(folder) / "draft") if beside.drafted and not mtp else None
+            found = answers(directory, *asked, plan=plan, runner=runner, draft=draft, mtp=mtp, **beside.options)
             expected = answers(directory, *turns_of(orders, cancelled=False), runner=runner, prefix_cache=False)
         gone = {order.id for turn in asked for order in turn if isinstance(order, Cancel)}
         for number, whole in expected.tokens.items():

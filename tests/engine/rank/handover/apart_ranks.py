@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from in_threads import on_plan
@@ -40,14 +41,16 @@ from ferrule.engine.rank.cache.shared import open_index
 from ferrule.engine.rank.driver.loop import Driver
 from ferrule.engine.rank.handover.end import HandOverEnd
 from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.rank.warm_up import warm_up
 from ferrule.engine.rank.worker import follow
 from ferrule.engine.types import SamplingParams
-from ferrule.errors import FabricError
+from ferrule.errors import EngineError, FabricError
 from ferrule.fabric import Group
 from ferrule.plan import Plan
 
 SECONDS = 120.0
+LOOK_SECONDS = 0.05
 SETTINGS = FabricSettings(key=b"k" * 32, calibrate="never", heartbeat=0.0)
 
 
@@ -57,9 +60,17 @@ class Line:
     def __init__(self) -> None:
         self.down: queue.Queue[Order] = queue.Queue()
         self.up: queue.Queue[Event] = queue.Queue()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Its end is gone: who looks for orders is told so."""
+        self._closed.set()
 
     def orders(self, wait: float) -> list[Order]:
         found: list[Order] = []
+        if self._closed.is_set():
+            raise EngineError("the test is done")
+        wait = min(wait, LOOK_SECONDS)
         with suppress(queue.Empty):
             found.append(self.down.get(timeout=wait) if wait else self.down.get_nowait())
             while True:
@@ -89,11 +100,19 @@ class Apart:
 
 
 class Groups:
-    """``prepare``: called with each rank's end, on its thread."""
+    """``prepare``: called with each rank's end, on its thread. ``devices``: by role, those of ranks that run through
+    transformers' modules."""
 
     def __init__(
-        self, directory: Path, prompts: Plan, answers: Plan, prepare: Callable[[HandOverEnd], None], **options: Any
+        self,
+        directory: Path,
+        prompts: Plan,
+        answers: Plan,
+        prepare: Callable[[HandOverEnd], None],
+        devices: Mapping[str, str],
+        **options: Any,
     ) -> None:
+        self._devices = devices
         self._directory, self._options, self._prepare = directory, options, prepare
         self._stop = threading.Event()
         self.lines = {PROMPTS: Line(), ANSWERS: Line()}
@@ -108,11 +127,12 @@ class Groups:
         given = RankOptions(str(self._directory), "float32", plan, 1, CONTEXT, 4, tokens, (), hands_over=role, **limits)
 
         def body(world: Group, stage: Group) -> None:
-            runner = StepRunner(given, world, stage, open_device("cpu", 1))
+            runner: Any = StepRunner if role not in self._devices else TorchRunner
+            runner = runner(given, world, stage, open_device(self._devices.get(role, "cpu"), 1))
             trial = replace(warm_up(runner), cache_tokens=room)
             line = self.lines[role]
             prefixes = open_index(world, given, runner.shared, runner.dtype, copies=False)
-            with HandOverEnd(runner, SETTINGS, line.send) as end:
+            with HandOverEnd(runner, SETTINGS, line.send, "ab" * 32) as end:
                 self._prepare(end)
                 if world.rank == plan.driver:
                     driver = Driver(given, runner, cast(Any, line), trial, VOCABULARY, None, prefixes, end=end)
@@ -139,7 +159,7 @@ class Groups:
         while not isinstance(listening, Listening):
             listening = self.lines[ANSWERS].up.get(timeout=SECONDS)
         for role, first in ((ANSWERS, 0), (PROMPTS, self.plans[ANSWERS].world_size)):
-            self.lines[role].down.put(Join(number, first, size, "ab" * 32, listening.addresses))
+            self.lines[role].down.put(Join(number, first, size, listening.addresses))
 
 
 def answers_apart(
@@ -150,11 +170,12 @@ def answers_apart(
     prepare: Callable[[HandOverEnd], None] = lambda end: None,
     deaf: bool = False,
     whole: bool = False,
+    devices: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Apart:
     """What the ranks of ``answers`` say to ``turns``, as `prefix_ranks.answers`, where those of ``prompts`` compute
     prompts. ``deaf``: nobody tells these of it. ``whole``: as of `Hand`."""
-    groups = Groups(directory, prompts, answers, prepare, **options)
+    groups = Groups(directory, prompts, answers, prepare, devices, **options)
     found, end = Apart(), time.monotonic() + SECONDS
     asked = {order.id: order for turn in turns for order in turn}
     try:

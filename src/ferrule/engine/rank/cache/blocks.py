@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,8 @@ class TensorBlocks:
         self._cache, self._device = cache, device
         self._copies: dict[int, list[Tensor]] = {}
         self._pages: dict[int, int] = {}
+        self._opened: dict[int, list[Tensor]] = {}
+        """Blocks that come from elsewhere, in host memory until a sequence begins with them."""
         like = cache.sequences[trial]
         self._parts = [
             Part(name, layer, each.shape[0], each.shape[2], each.dtype)
@@ -64,6 +67,7 @@ class TensorBlocks:
     @torch.inference_mode()
     def keep(self, sequence: int, place: int, block: int) -> None:
         """See `BlockStore.keep`."""
+        self._settle(block)
         of = self._cache.sequences[sequence]
         if not isinstance(of, PagedCache):
             if block not in self._copies:
@@ -79,6 +83,8 @@ class TensorBlocks:
     @torch.inference_mode()
     def adopt(self, sequence: int, blocks: list[int], known: int) -> None:
         """See `BlockStore.adopt`."""
+        for block in blocks:
+            self._settle(block)
         begun = self._cache.begin(sequence, known)
         begun.length = BLOCK * len(blocks)
         if isinstance(begun, PagedCache):
@@ -90,6 +96,7 @@ class TensorBlocks:
 
     def drop(self, block: int) -> None:
         """See `BlockStore.drop`."""
+        self._opened.pop(block, None)
         self._copies.pop(block, None)
         page = self._pages.pop(block, None)
         if page is not None:
@@ -98,6 +105,7 @@ class TensorBlocks:
     @torch.inference_mode()
     def read_block(self, block: int) -> bytes:
         """See `BlockStore.read_block`."""
+        self._settle(block)
         kept = self._in_page(self._pages[block]) if block in self._pages else self._copies[block]
         whole = torch.cat([each.contiguous().view(torch.uint8).flatten() for each in kept])
         return self._device.download(whole).numpy().tobytes()
@@ -106,16 +114,50 @@ class TensorBlocks:
     def write_block(self, block: int, data: bytes) -> None:
         """See `BlockStore.write_block`."""
         parts = torch.split(torch.frombuffer(bytearray(data), dtype=torch.uint8), [each.bytes for each in self._parts])
-        made = [
-            self._device.upload(data.view(part.dtype).view(part.heads, BLOCK, part.width))
-            for data, part in zip(parts, self._parts, strict=True)
-        ]
+        self._store(
+            block,
+            [
+                data.view(part.dtype).view(part.heads, BLOCK, part.width)
+                for data, part in zip(parts, self._parts, strict=True)
+            ],
+        )
+
+    def tokens(self, sequence: int, layer: int, first: int, last: int) -> list[Tensor]:
+        """Keys and values (heads, tokens, width) of ``layer`` that a sequence has in its blocks ``first`` up to
+        ``last`` (not included), also of the batch that runs."""
+        of = self._cache.sequences[sequence]
+        if isinstance(of, PagedCache):
+            kept = of.pool.keys[layer], of.pool.values[layer]
+            return [torch.cat([of.pool.of_page(one, page) for page in of.pages[first:last]], dim=1) for one in kept]
+        return [one[layer][:, first * BLOCK : last * BLOCK].contiguous() for one in (of.keys, of.values)]
+
+    def open(self, block: int) -> None:
+        """A new block, which `put` fills."""
+        self._opened[block] = [torch.zeros(part.heads, BLOCK, part.width, dtype=part.dtype) for part in self._parts]
+
+    def put(self, block: int, layer: int, head: int, keys: Tensor, values: Tensor) -> None:
+        """``keys`` and ``values`` (heads, tokens, width) of the heads from ``head`` on, into a block that was opened;
+        from any thread."""
+        given = {"keys": keys, "values": values}
+        for kept, part in zip(self._opened[block], self._parts, strict=True):
+            if part.layer == layer:
+                kept[head : head + len(keys)] = given[part.kept]
+
+    def _settle(self, block: int) -> None:
+        """Bring what was put into ``block`` to where blocks are."""
+        opened = self._opened.pop(block, None)
+        if opened is not None:
+            self._store(block, opened)
+
+    def _store(self, block: int, given: Sequence[Tensor]) -> None:
+        """``given``: of each of its parts, in host memory."""
+        made = [self._device.upload(each) for each in given]
         if self._cache.pages is None:
             self._copies[block] = made
             return
         page = self._pages[block] = self._cache.pages.take()
-        for kept, given in zip(self._in_page(page), made, strict=True):
-            kept.copy_(given)
+        for kept, come in zip(self._in_page(page), made, strict=True):
+            kept.copy_(come)
 
     def _pool(self) -> Pages:
         assert self._cache.pages is not None  # a block is in a page of it

@@ -219,6 +219,14 @@ class PrefixIndex:
             parent = there or parent
         self._dropped += (block.block for block in blocks[count:])
 
+    def have_moved(self, first: int, keys: Sequence[bytes], parents: Sequence[int]) -> None:
+        """All ranks have blocks of ``keys``, numbered from ``first`` on, of ranks that had the model before; nothing
+        was kept here until now. ``parents``: the place of each one's parent among them, -1: none."""
+        there: list[Block] = []
+        for place, (key, parent) in enumerate(zip(keys, parents, strict=True)):
+            there.append(self._add(key, there[parent] if parent >= 0 else None, first + place))
+        self._touch(there[::-1])  # the first ones are those that are needed soon
+
     def have_read(self, keys: Sequence[bytes], blocks: Sequence[Read], count: int) -> None:
         """All ranks have read the first ``count`` of ``blocks``, which `to_read` gave for ``keys``; they have dropped
         the others, of which the first is missing somewhere."""

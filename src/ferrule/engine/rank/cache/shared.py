@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -51,12 +53,40 @@ class BlockStore(Protocol):
         ...
 
 
+class KeptFiles:
+    """Which blocks a rank has on disk: those that all ranks have, of which the driver says what becomes, and in what
+    room these leave (``most`` together) those that some rank lacks. They are of use again when the ranks are where they
+    were: a rank that starts on a host without any takes nothing from the others. ``found``: those used
+    least lately first."""
+
+    def __init__(self, found: Sequence[bytes] = (), common: Collection[bytes] = (), most: int = 0) -> None:
+        self._common = {key for key in found if key in common}
+        self._apart = OrderedDict.fromkeys(key for key in found if key not in common)
+        self._most = most
+
+    def written(self, key: bytes) -> Iterator[bytes]:
+        """The block of ``key`` is written, on every rank. Yields those that are to be deleted for it."""
+        self._apart.pop(key, None)
+        self._common.add(key)
+        yield from self.over()
+
+    def over(self) -> Iterator[bytes]:
+        """Yields those for which there is no room."""
+        while self._apart and len(self._common) + len(self._apart) > self._most:
+            yield self._apart.popitem(last=False)[0]
+
+    def forgotten(self, key: bytes) -> None:
+        """The driver has no use for it any more."""
+        self._common.discard(key)
+
+
 class SharedBlocks:
     """``store``: of the runner. ``files``: where there are any."""
 
     def __init__(self, store: BlockStore) -> None:
         self.store = store
         self.files: BlockFiles | None = None
+        self.kept = KeptFiles()
 
     def close(self) -> None:
         """Leave the files to those who come next."""
@@ -68,6 +98,8 @@ class SharedBlocks:
         for each in batch.kept:
             self.store.keep(each.sequence, each.place, each.block)
             if each.key and self.files is not None and self.files.has_room:
+                for gone in self.kept.written(each.key):
+                    self.files.forget(gone)
                 self.files.write(each.key, self.store.read_block(each.block))
         for sequence in batch.released:
             self.store.release(sequence)
@@ -78,6 +110,7 @@ class SharedBlocks:
             self.store.drop(block)
         for key in batch.forgotten:
             if self.files is not None:
+                self.kept.forgotten(key)
                 self.files.forget(key)
 
     def read(self, batch: Batch, world: Group) -> int:
@@ -126,12 +159,13 @@ def open_index(
         return PrefixIndex(copies=copies, most=most_tokens)
     common = set(stored).intersection(*(keys for _, _, keys in told))
     assert shared.files is not None  # all have
-    for key in found:
-        if key.hex() not in common:
-            shared.files.forget(key)
+    most = min(count for _, count, _ in told)
+    shared.kept = KeptFiles(found, {bytes.fromhex(key) for key in common}, count)
+    for key in shared.kept.over():
+        shared.files.forget(key)
     of_driver = told[options.plan.driver][2]
     known = [bytes.fromhex(key) for key in of_driver if key in common]
-    return PrefixIndex(copies=copies, most=most_tokens, disk=min(count for _, count, _ in told), stored=known)
+    return PrefixIndex(copies=copies, most=most_tokens, disk=most, stored=known)
 
 
 def _open(options: RankOptions, rank: int, block_bytes: int, about: str) -> BlockFiles | None:

@@ -1,1 +1,1 @@
-"""The draft model of a rank: a small one, whole, that guesses tokens for the one that all ranks run."""
+"""What guesses for the model that all ranks run, whole on the driver's rank: a small model, or a layer of its own."""

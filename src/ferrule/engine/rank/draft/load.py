@@ -14,8 +14,10 @@ from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
 from ferrule.engine.options import LOAD_TIMEOUT, Draft, RankOptions
 from ferrule.engine.rank.draft.model import DraftModel
+from ferrule.engine.rank.draft.mtp import MtpDraft
 from ferrule.engine.rank.driver.pace import Line
 from ferrule.engine.rank.runner import Runner, make_runner, rejoin
+from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.warm_up import DraftTrial, Trial
 from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import look, obtain
@@ -56,34 +58,38 @@ def open_draft(
     kept: Runner | None,
     on_progress: Callable[[Progress], None],
     watched: Callable[[], AbstractContextManager[None]],
+    model: Runner,
 ) -> Runner | None:
     """What computes ``draft``, of `obtain_draft`, on this rank of ``world`` by itself; None without one. ``kept``: of
-    this rank, which met others before, and ``watched``: as for `rejoin`. Raises what `make_runner` does."""
+    this rank, which met others before, and ``watched``: as for `rejoin`. ``model``: for which it guesses; its own layer
+    takes what it has whole of embedding and output matrix. Raises what `make_runner` does."""
     if draft is None:
         return None
     alone = fabric.init(settings=FabricSettings())
     asked = replace(_options(options, draft), device=device_of(options.device, world.rank, world.size))
     if kept is None:
-        return make_runner(asked, alone, on_progress)
+        there = model.whole_ends if draft.mtp and isinstance(model, StepRunner) else {}
+        return make_runner(asked, alone, on_progress, there)
     rejoin(kept, asked, alone, watched)
     return kept
 
 
-def draft_model(runner: Runner, tried: DraftTrial, vocabulary: int, trial: Trial) -> DraftModel:
-    """``runner``, of `open_draft`, with as much room as the model has for which it guesses, by its ``trial`` and of
+def drafts_of(runner: Runner, tried: DraftTrial, vocabulary: int, trial: Trial, model: Runner) -> DraftModel | MtpDraft:
+    """``runner``, of `open_draft`, with as much room as the ``model`` has for which it guesses, by its ``trial`` and of
     this ``vocabulary``."""
     config = read_config(Path(runner.options.directory))
     border = short_context(config)  # beyond which all keys would have other frequencies
     longest = min(runner.options.context, border or runner.options.context)
     runner.reserve(trial.cache_tokens, trial.sequences, runner.captured_room())
+    most, seconds = runner.options.batch_tokens, Line(tried.seconds)
+    if runner.options.mtp:
+        return MtpDraft(runner, model, longest, trial.cache_tokens, most, seconds)
     known = min(vocabulary, int(config.vocab_size))
-    return DraftModel(
-        runner, known, longest, trial.cache_tokens, runner.options.batch_tokens, seconds=Line(tried.seconds)
-    )
+    return DraftModel(runner, known, longest, trial.cache_tokens, most, seconds)
 
 
 def _options(options: RankOptions, draft: Draft) -> RankOptions:
-    """Of one rank that runs ``draft`` whole, as it is stored."""
+    """Of one rank that runs ``draft`` whole: another model as it is stored, and a layer of the same as its others."""
     return replace(
         options,
         directory=draft.directory,
@@ -93,7 +99,8 @@ def _options(options: RankOptions, draft: Draft) -> RankOptions:
         draft=None,
         speculate=0,
         adapters=(),
-        weights=None,
+        weights=options.weights if draft.mtp else None,
+        mtp=draft.mtp,
         kv_cache="auto",
         stream_weights=None,
     )

@@ -51,6 +51,13 @@ class DraftModel:
     kept: dict[int, Kept] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
 
+    def ran(self, batch: Batch) -> None:
+        """See `Drafts.ran`: tokens are all that it asks for."""
+
+    def follow(self, running: Collection[Sequence]) -> None:
+        """See `Drafts.follow`."""
+        self.keep({each.identity for each in running})
+
     def keep(self, identities: Collection[int]) -> None:
         """Forget all other sequences."""
         for identity in [each for each in self.kept if each not in identities]:

@@ -8,17 +8,38 @@ answer is what it would be without, token by token.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ferrule.engine.rank.draft.model import DraftModel
-from ferrule.engine.rank.driver.pace import RIDGE, Pace
+from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.driver.pace import RIDGE, Line, Pace
 from ferrule.engine.rank.driver.speculation import Speculation
 from ferrule.engine.rank.sequence import Sequence
 
 _SOONEST = 0.1
 """Of the time between two steps that a step without the draft model's takes at least: what is measured overlaps."""
+
+
+class Drafts(Protocol):
+    """Who guesses: a draft model (`DraftModel`) or the model's own layer (`MtpDraft`). ``most``: tokens of a step.
+    ``seconds``: of a step that guesses one token, by the number of sequences."""
+
+    most: int
+    seconds: Line
+
+    def ran(self, batch: Batch) -> None:
+        """The model has run ``batch``, just now."""
+        ...
+
+    def follow(self, running: Collection[Sequence]) -> None:
+        """Forget all sequences but those ``running``."""
+        ...
+
+    def guess(self, wanted: Mapping[Sequence, int], ends: Collection[int], piece: int) -> dict[int, list[int]]:
+        """What may follow each sequence, by identity, at most as many tokens as are ``wanted``: up to one of ``ends``.
+        ``piece``: as of `DraftModel.guess`."""
+        ...
 
 
 class _Proposed(NamedTuple):
@@ -32,7 +53,7 @@ class _Proposed(NamedTuple):
 class Drafting(Speculation):
     """``draft``: who guesses. ``step_seconds``: what a step takes, until steps were measured."""
 
-    draft: DraftModel = field(kw_only=True)
+    draft: Drafts = field(kw_only=True)
     step_seconds: float = field(kw_only=True)
     _proposed: dict[int, _Proposed] = field(default_factory=dict)
     _spent: float = 0.0
@@ -40,7 +61,9 @@ class Drafting(Speculation):
     def look_ahead(self, running: Collection[Sequence], pace: Pace) -> None:
         """Guess for the answers that the next batch may bring: of a pipeline's, for as many as come in one. What a
         request foretells is looked up as n-grams are."""
-        self.draft.keep({each.identity for each in running})
+        begin = time.perf_counter()
+        self.draft.follow(running)
+        self._spent += time.perf_counter() - begin
         self._proposed.clear()
         share = -(-len(running) // self.limits.batches)
         ready = [each for each in running if each.remaining == 1 and not each.pending and not each.embedded][:share]
@@ -60,6 +83,12 @@ class Drafting(Speculation):
         found = self.draft.guess(wanted, self.ends, piece)
         for each in wanted:
             self._proposed[each.identity] = _Proposed(len(each.tokens), tuple(found.get(each.identity, ())))
+        self._spent += time.perf_counter() - begin
+
+    def ran(self, batch: Batch) -> None:
+        """See `Speculation.ran`."""
+        begin = time.perf_counter()
+        self.draft.ran(batch)
         self._spent += time.perf_counter() - begin
 
     def drafts(self, sequence: Sequence, most: int, answers: int) -> tuple[int, ...]:

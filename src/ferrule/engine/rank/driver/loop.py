@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from ferrule.engine.messages import (
     Cancel,
     Embed,
     Embedded,
+    Hold,
     Join,
     Learn,
     Listen,
@@ -23,6 +23,7 @@ from ferrule.engine.messages import (
     Load,
     NewToken,
     Refused,
+    TakeOver,
     Tokens,
     Unhanded,
 )
@@ -31,17 +32,19 @@ from ferrule.engine.rank.batch import Batch, Kind, announce
 from ferrule.engine.rank.cache.prefix import BLOCK, PrefixIndex
 from ferrule.engine.rank.cache.shared import read_blocks
 from ferrule.engine.rank.control import Control
-from ferrule.engine.rank.draft.model import DraftModel
-from ferrule.engine.rank.driver.drafting import Drafting
+from ferrule.engine.rank.driver.drafting import Drafting, Drafts
 from ferrule.engine.rank.driver.handover import Awaiting
 from ferrule.engine.rank.driver.limits import Limits
+from ferrule.engine.rank.driver.moving import Moving
 from ferrule.engine.rank.driver.pace import Pace
 from ferrule.engine.rank.driver.pooling import Pools
 from ferrule.engine.rank.driver.scheduler import Scheduler
 from ferrule.engine.rank.driver.spans import attended_by, load_of
 from ferrule.engine.rank.driver.speculation import Speculation
+from ferrule.engine.rank.driver.told import new_tokens
 from ferrule.engine.rank.encoder.runner import EncoderRunner
 from ferrule.engine.rank.handover.end import HandOverEnd, obeyed
+from ferrule.engine.rank.handover.keeper import Keeper
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampling.constrained import Grammars, Matcher
 from ferrule.engine.rank.sampling.sampler import Choice, Choices, Sampler
@@ -50,7 +53,7 @@ from ferrule.engine.rank.sampling.verify import Wanted, verify
 from ferrule.engine.rank.sequence import Sequence
 from ferrule.engine.rank.vision.incoming import Incoming, features_of
 from ferrule.engine.rank.warm_up import Trial
-from ferrule.engine.types import FinishReason, PrefixUse, SamplingParams
+from ferrule.engine.types import PrefixUse, SamplingParams
 from ferrule.errors import EngineError
 
 EXACT_SECONDS = 5.0
@@ -75,8 +78,9 @@ class Driver:
         short_context: int | None = None,
         prefixes: PrefixIndex | None = None,
         incoming: Incoming | None = None,
-        draft: DraftModel | None = None,
+        draft: Drafts | None = None,
         end: HandOverEnd | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
@@ -112,6 +116,9 @@ class Driver:
         self.awaiting: Awaiting | None = None
         if end is not None and not end.prompts and self.prefixes.enabled:
             self.awaiting = Awaiting(end, self.prefixes, control.send)
+        self.moving: Moving | None = None
+        if keeper is not None:
+            self.moving = Moving(keeper, self.scheduler, self.prefixes, self._order)
         self.under_way: deque[Batch] = deque()
         self.unread: tuple[Batch, Choices] | None = None
         """A batch that has run, and its tokens, which the device has chosen and the host has not read."""
@@ -120,19 +127,21 @@ class Driver:
         self.reported = Load(0, 0)
 
     def loop(self) -> None:
-        while True:
+        """Until the model moves elsewhere."""
+        while self.moving is None or not self.moving.keeper.leaves:
             self.step()
 
     def step(self) -> None:
         """Take in requests and run a batch, if there is any."""
-        busy = bool(self.under_way or self.scheduler.by_identity)
+        moving = self.moving if self.moving is not None and self.moving.asked is not None else None
+        busy = bool(self.under_way or self.scheduler.by_identity) and not (moving and moving.stopped)
         self._take_requests(0.0 if busy else OPENING_PERIOD if self._pending else IDLE_PERIOD)
         if not busy:
             self.since = time.perf_counter()
         if self.unread is not None:
             self._go_on(*self.unread)
             return
-        while len(self.under_way) < self.depth:
+        while len(self.under_way) < self.depth and moving is None:
             if self.scheduler.seeks():
                 if self.under_way:
                     break
@@ -154,6 +163,8 @@ class Driver:
             self._finish(batch)
             if len(batch.tokens) >= BLOCK:
                 self.prefixes.costs.took(time.perf_counter() - begin, tokens=len(batch.tokens))
+        elif moving is not None and moving.asked is not None and not moving.stopped:
+            moving.hold(moving.asked)
         elif not busy:
             self._order(self.scheduler.idle_batch())
         if not self.scheduler.by_identity:  # else the next step says so at once
@@ -171,7 +182,13 @@ class Driver:
         """Have all ranks do what ``batch`` says, which computes nothing."""
         self._announce(batch)
         obeyed(self.end, batch)
-        self.runner.run(batch)
+        self._run(batch)
+
+    def _run(self, batch: Batch, features: list[bytes] | tuple[()] = ()) -> Tensor | None:
+        output = self.runner.run(batch, features)
+        if self.speculation is not None:
+            self.speculation.ran(batch)
+        return output
 
     def _receive(self, awaiting: Awaiting) -> None:
         """Have all ranks do what is due for hand-overs, and begin what can begin then."""
@@ -219,7 +236,9 @@ class Driver:
             elif isinstance(order, Unhanded) and self.awaiting is not None:
                 self.awaiting.give_up(order.id)
             elif isinstance(order, Listen) and self.end is not None:
-                self.control.send(Listening(self.end.listen()))
+                self.control.send(Listening(self.end.listen(beyond=order.beyond)))
+            elif isinstance(order, Listen | Hold | TakeOver) and self.moving is not None:
+                self.moving.obey(order)
             elif isinstance(order, Join) and self.end is not None:
                 self._order(self.scheduler.idle_batch(Batch(kind=Kind.IDLE, joined=order)))
         for order, matcher in list(self.opening.values()):
@@ -288,7 +307,7 @@ class Driver:
 
     def _finish(self, batch: Batch) -> None:
         features = features_of(batch, lambda number: self.scheduler.by_identity[number].sights)
-        output = self.runner.run(batch, features)
+        output = self._run(batch, features)
         if output is None:
             raise EngineError("the driver got no logits")
         if batch.kind is Kind.EMBED:
@@ -359,7 +378,7 @@ class Driver:
             if span.sequence not in ends:
                 continue
             sequence, reason = ends[span.sequence]
-            new += _new_tokens(sequence, reason, made, span.drafted)
+            new += new_tokens(sequence, reason, made, span.drafted)
             if reason is None:
                 forced = self.scheduler.force(sequence, self.samplers[sequence.identity].go_on())
                 new += (NewToken(sequence.identity, token, None, (), reason) for token, reason in forced)
@@ -387,22 +406,3 @@ class Driver:
         if load != self.reported:
             self.control.send(load)
             self.reported = load
-
-
-def _new_tokens(
-    sequence: Sequence, reason: FinishReason | None, made: list[Choice], drafted: int
-) -> Iterator[NewToken]:
-    """What is told of the tokens ``made`` in a step for which so many were guessed, all but the last one right."""
-    right, first = len(made) - 1, sequence.generated == len(made)
-    for place, choice in enumerate(made):
-        cached = min(sequence.held.reused or 0, sequence.prompt) if first and not place else None
-        yield NewToken(
-            sequence.identity,
-            choice.token,
-            choice.logprob,
-            choice.top,
-            reason if place == right else None,
-            cached,
-            guessed=place < right,
-            wrong=0 if place else drafted - right,
-        )

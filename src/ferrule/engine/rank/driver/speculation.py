@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.driver.guesses import TRIED
 from ferrule.engine.rank.driver.limits import Limits
 from ferrule.engine.rank.driver.pace import Pace
@@ -94,6 +95,9 @@ class Speculation:
         guesses pause, or nothing was found lately and now is not one of the times to look."""
         missing = sequence.guesses.missed >= SELDOM and len(sequence.tokens) % SELDOM != 0
         return missing or not self.active(sequence)
+
+    def ran(self, batch: Batch) -> None:
+        """The model has run ``batch``, which may compute nothing; its tokens are not chosen yet."""
 
     def look_ahead(self, running: Collection[Sequence], pace: Pace) -> None:
         """The next batch is to be made, of those that are ``running``: for n-grams there is nothing to be done."""

@@ -82,6 +82,14 @@ class EncoderRunner:
                 found[number] = hidden[row, : len(texts[number])]
         return [found[number] for number in range(len(texts))]
 
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """See `Runner.hidden_states`: nothing guesses for an encoder."""
+        raise EngineError(WHOLE)
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """See `Runner.follow`."""
+        raise EngineError(WHOLE)
+
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
         """See `Runner.run_ahead`."""
         return None

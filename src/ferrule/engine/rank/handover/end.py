@@ -6,36 +6,36 @@ the process that started them says so.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 import numpy as np
 
 from ferrule import fabric
 from ferrule.config import FabricSettings
-from ferrule.config.values import parse_address
 from ferrule.engine.messages import Event, HandedOver, Join, Joined, Parted
-from ferrule.engine.options import PROMPTS, STEP_TIMEOUT
+from ferrule.engine.options import PROMPTS, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.handover.meeting import open_listener, settings_to_join
 from ferrule.engine.rank.handover.parts import Delivery, Held, deliveries
 from ferrule.engine.rank.handover.receive import Inbox
 from ferrule.engine.rank.handover.send import Outbox, Sent
-from ferrule.engine.rank.step.runner import StepRunner
+from ferrule.engine.rank.handover.store import PartStore
 from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import EngineError, FerruleError
-from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.secure.token import write_address
+from ferrule.fabric import Group
+from ferrule.plan import Plan
+from ferrule.secure import derived_key
 
 MEET_SECONDS = 60.0
 """In which the ranks of both groups must have found each other; those in a long step come late."""
+LOOPBACK = "127.0.0.1"
 END_SECONDS = 5.0
 """In which the thread leaves a group that was aborted."""
 
@@ -49,14 +49,37 @@ class Told(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
 
 
+class HandingRunner(Protocol):
+    """`Runner` of a rank that computes prompts for others, or answers to theirs. ``outbox``: what it sends, while it is
+    in a hand-over group and computes prompts; the runner fills it layer by layer."""
+
+    world: Group
+    options: RankOptions
+    plan: Plan
+    outbox: Outbox | None
+
+    @property
+    def part_store(self) -> PartStore:
+        """Raises `PlanError` where its caches are kept in a form in which nothing can be handed over."""
+        ...
+
+    @property
+    def held(self) -> Sequence[Held]:
+        """Key/value heads that this rank keeps of each of its layers."""
+        ...
+
+
 class HandOverEnd:
     """End of the rank of ``runner``. ``settings``: of its own group. ``report``: sends an event to the process that
-    started the rank; of the group the first rank tells."""
+    started the rank; of the group the first rank tells. ``secret``: of which both groups derive a key for each
+    hand-over group, so that no key goes over the fabric (`Meet`)."""
 
-    def __init__(self, runner: StepRunner, settings: FabricSettings, report: Callable[[Event], None]) -> None:
-        self._runner, self._settings, self._report = runner, settings, report
+    def __init__(
+        self, runner: HandingRunner, settings: FabricSettings, report: Callable[[Event], None], secret: str
+    ) -> None:
+        self._runner, self._settings, self._report, self._secret = runner, settings, report, secret
         self.prompts = runner.options.hands_over == PROMPTS
-        self.inbox = Inbox(runner.program, runner.held)
+        self.inbox = Inbox(runner.part_store, runner.held)
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._groups: dict[int, fabric.Group] = {}
@@ -74,16 +97,13 @@ class HandOverEnd:
         if self._listener is not None:
             self._listener.close()
 
-    def listen(self) -> tuple[str, ...]:
-        """Where the next group is joined: this rank is its first one. Addresses with a port."""
+    def listen(self, *, beyond: bool) -> tuple[str, ...]:
+        """Where the next group is joined: this rank is its first one. Addresses with a port. ``beyond``: also for ranks
+        of other hosts; the fabric lets none in without the group's key."""
         if self._listener is not None:
             self._listener.close()
-        here = all(_is_loopback(host) for host, _ in self._settings.addresses)
-        self._listener = socket.create_server(("127.0.0.1" if here else "", 0), backlog=128)
-        port = int(self._listener.getsockname()[1])
-        faces = () if here else own_interfaces(self._settings.interfaces)
-        hosts = [face.address for face in faces if face.ip.version == 4] or ["127.0.0.1"]
-        return tuple(write_address((host, port)) for host in hosts)
+        self._listener, addresses = open_listener(self._settings, beyond=beyond)
+        return addresses
 
     def obey(self, batch: Batch) -> None:
         """What ``batch`` says of hand-overs; to be called before it is run."""
@@ -107,15 +127,8 @@ class HandOverEnd:
         world, driver = self._runner.world, self._runner.plan.driver
         rank = join.first + (world.rank - driver) % world.size
         listener = self._listener if rank == 0 else None
-        settings = replace(
-            self._settings,
-            rank=rank,
-            world_size=join.size,
-            addresses=tuple(parse_address(each, "the group's address") for each in join.addresses),
-            key=bytes.fromhex(join.key),
-            listen_fd=None if listener is None else listener.detach(),
-            listen=None,
-        )
+        key = derived_key(bytes.fromhex(self._secret), f"hand-over {join.number}")
+        settings = settings_to_join(self._settings, join, rank, listener, key)
         self._thread = threading.Thread(target=self._serve, args=(settings, join.number), name="hand-over", daemon=True)
         self._thread.start()
 
@@ -158,7 +171,7 @@ class HandOverEnd:
             self.inbox.receive_all(group)
             return
         sending = [each._replace(to=to[each.to]) for each in own]
-        outbox = Outbox(number, group, self._runner.program, self._runner.held, sending, self._sent)
+        outbox = Outbox(number, group, self._runner.part_store, self._runner.held, sending, self._sent)
         self._runner.outbox = outbox
         try:
             group.barrier(timeout=MEET_SECONDS)  # so that the first prompt finds all ready
@@ -188,10 +201,3 @@ def obeyed(end: HandOverEnd | None, batch: Batch) -> None:
     """`HandOverEnd.obey` where there is one."""
     if end is not None:
         end.obey(batch)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

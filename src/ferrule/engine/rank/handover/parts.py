@@ -47,9 +47,12 @@ def first_heads(layers: Sequence[CacheLayer], shard: Shard, heads: int, key_valu
     return [first if each.heads == last - first and each.width == each.value_width else 0 for each in layers]
 
 
-def deliveries(prompts: Sequence[Sequence[Held]], answers: Sequence[Sequence[Held]]) -> list[Delivery]:
-    """All that has to go over, by what each rank of both groups holds. Raises `EngineError` where the ranks for prompts
-    lack a head, or keep it in another form."""
+def deliveries(
+    prompts: Sequence[Sequence[Held]], answers: Sequence[Sequence[Held]], own: Sequence[int | None] = ()
+) -> list[Delivery]:
+    """All that has to go over, by what each rank of both groups holds. ``own``: for each rank of ``answers`` which of
+    ``prompts`` it is itself, whose heads it takes first. Raises `EngineError` where the ranks for prompts lack a head,
+    or keep it in another form."""
     having: dict[int, list[tuple[int, Held]]] = {}
     for source, held in enumerate(prompts):
         for each in held:
@@ -61,12 +64,13 @@ def deliveries(prompts: Sequence[Sequence[Held]], answers: Sequence[Sequence[Hel
             while at < need.first + need.heads:
                 able = [one for one in having.get(need.layer, ()) if one[1].first <= at < one[1].first + one[1].heads]
                 if not able:
-                    raise EngineError(f"no rank that computes prompts has head {at} of layer {need.layer}")
-                source, has = able[to % len(able)]
+                    raise EngineError(f"no rank that hands over has head {at} of layer {need.layer}")
+                here = [one for one in able if own and one[0] == own[to]]
+                source, has = here[0] if here else able[to % len(able)]
                 if has.size != need.size:
                     raise EngineError(
-                        f"layer {need.layer} is kept in {has.size:,} bytes per block and head where prompts are "
-                        f"computed, and in {need.size:,} where answers are; give both the same --dtype and --kv-cache"
+                        f"layer {need.layer} is kept in {has.size:,} bytes per block and head where it comes from, and "
+                        f"in {need.size:,} where it goes; give both the same --dtype and --kv-cache"
                     )
                 count = min(has.first + has.heads, need.first + need.heads) - at
                 found.append(Delivery(source, to, need.layer, at, count))

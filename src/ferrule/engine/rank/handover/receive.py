@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ferrule._native import Program
 from ferrule.engine.rank.handover.header import FIELDS, Header, Kind
 from ferrule.engine.rank.handover.parts import Delivery, Held
+from ferrule.engine.rank.handover.store import PartStore
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
 
@@ -40,7 +40,7 @@ class Incoming:
 class Inbox:
     """``held``: of this rank. All but `receive_all` is called by the rank's own thread."""
 
-    program: Program
+    store: PartStore
     held: Sequence[Held]
     _expected: dict[int, Incoming] = field(default_factory=dict)
     _parts: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Inbox:
     def open(self, request: int, first: int, blocks: Sequence[int]) -> None:
         """Take pages for ``blocks``, which hold the blocks of ``request`` from ``first`` on."""
         for block in blocks:
-            self.program.open_block(block)
+            self.store.open_block(block)
         with self._lock:
             self._expected[request] = Incoming(first, blocks, [set() for _ in blocks])
 
@@ -90,7 +90,7 @@ class Inbox:
 
     def _take(self, header: Header, data: np.typing.NDArray[np.uint8]) -> None:
         part = self._parts.get((header.layer, header.first))
-        if part is None or header.size != header.blocks * self.program.part_bytes(part):
+        if part is None or header.size != header.blocks * self.store.part_bytes(part):
             raise FabricError(f"a hand-over brought what this rank does not hold: {header}")
         with self._lock:
             expected = self._expected.get(header.request)
@@ -99,7 +99,7 @@ class Inbox:
             begin = header.place - expected.first
             if not 0 <= begin <= begin + header.blocks <= len(expected.blocks):
                 raise FabricError(f"a hand-over brought blocks that were not asked for: {header}")
-            self.program.put_part(list(expected.blocks[begin : begin + header.blocks]), part, data)
+            self.store.put_part(list(expected.blocks[begin : begin + header.blocks]), part, data)
             for parts in expected.parts[begin : begin + header.blocks]:
                 parts.add((header.layer, header.first))
             whole = [len(parts) == len(self._parts) for parts in expected.parts]

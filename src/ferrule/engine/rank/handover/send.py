@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule._native import Program
 from ferrule.engine.messages import Hand
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.cache.prefix import BLOCK
 from ferrule.engine.rank.handover.header import Header, Kind
 from ferrule.engine.rank.handover.parts import Delivery, Held
+from ferrule.engine.rank.handover.store import PartStore
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
 
@@ -76,7 +76,7 @@ class Outbox:
 
     number: int
     group: Group
-    program: Program
+    store: PartStore
     held: Sequence[Held]
     deliveries: Sequence[Delivery]
     on_sent: Callable[[Sent], None] = lambda sent: None
@@ -121,8 +121,8 @@ class Outbox:
         for each in self.deliveries:
             if each.layer == held.layer:
                 part = (place, each.first - held.first, each.heads)
-                data = np.empty(count * self.program.part_bytes(part), dtype=np.uint8)
-                self.program.copy_part(piece.sequence, piece.first, count, part, data)
+                data = np.empty(count * self.store.part_bytes(part), dtype=np.uint8)
+                self.store.copy_part(piece.sequence, piece.first, count, part, data)
                 where = each.layer, each.first, piece.first, count
                 self._put(Message(each.to, Header(Kind.PART, piece.hand.request, *where, data.nbytes), data))
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ferrule.engine.rank.attention import WINDOW
 from ferrule.engine.rank.layers import GatheredLinear, RowParallelLinear, VocabularyParallelEmbedding
-from ferrule.engine.rank.step.families import ACTIVATIONS, FAMILIES, Family
+from ferrule.engine.rank.step.families import ACTIVATIONS, FAMILIES, SCORING, STATIC_ROTARY, Family
 from ferrule.engine.rank.step.operations import (
     Adapt,
     AllGather,
@@ -37,17 +37,6 @@ from ferrule.plan import Shard
 
 BLOCK = 16
 """The results of a product are filled up to a multiple of this."""
-STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
-"""Kinds of rotary positions whose frequencies do not depend on the sequence."""
-SCORING = {
-    "MixtralTopKRouter": "softmax",
-    "Qwen3MoeTopKRouter": "softmax",
-    "GptOssTopKRouter": "softmax_of_chosen",
-    "DeepseekV2TopkRouter": "softmax",
-    "DeepseekV3TopkRouter": "sigmoid",
-    "Glm4MoeTopkRouter": "sigmoid",
-}
-"""Scoring function that makes a router's logits weights, by its class."""
 
 
 class Unfit(Exception):
@@ -72,6 +61,8 @@ class _Describer:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.operations: list[Operation] = []
         self.registers: dict[str, int] = {"hidden": self.hidden, "normed": self.hidden, "sum": _padded(self.hidden)}
+        if self._predicts:
+            self.registers = {"before": self.hidden, **self.registers}
         self.rotary: dict[str, tuple[str, float]] = {}
         self.caches: list[CacheLayer] = []
         self.depths: list[int] = []
@@ -86,6 +77,8 @@ class _Describer:
         layers = list(self.base.layers)  # type: ignore[arg-type]
         if self.shard.has_embedding:
             self._embed()
+        if self._predicts:
+            self._join_before(layers[0])
         for index in range(self.shard.first_layer, self.shard.last_layer):
             family = FAMILIES.get(type(layers[index]).__name__)
             if family is None:
@@ -110,6 +103,20 @@ class _Describer:
             getattr(self.config, "embedding_multiplier", None) or 1.0
         )
         self._add(Embed(self._weight(module), "hidden", first, factor, shared))
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether its only layer is that for multi-token prediction (`draft.mtp_layer`)."""
+        return hasattr(next(iter(self.base.layers)), "eh_proj")  # type: ignore[arg-type]
+
+    def _join_before(self, layer: Any) -> None:
+        """Its input, of each token and the hidden state before it."""
+        family = FAMILIES.get(type(layer).__name__, Family())
+        self._widen("joined", 2 * self.hidden)
+        self._norm(layer.enorm, family, View("hidden"), View("joined"))
+        self._norm(layer.hnorm, family, View("before"), View("joined", self.hidden))
+        self._product(View("joined"), "sum", layer.eh_proj)
+        self._add(Reduce("sum", "hidden", add=False))
 
     def _layer(self, layer: Any, family: Family) -> None:
         self._norm(getattr(layer, family.attention_norm), family, View("hidden"), View("normed"))

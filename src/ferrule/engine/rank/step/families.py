@@ -19,6 +19,17 @@ ACTIVATIONS = {
     "ReLU": "relu",
 }
 """By the name of the module's class."""
+STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Kinds of rotary positions whose frequencies do not depend on the sequence."""
+SCORING = {
+    "MixtralTopKRouter": "softmax",
+    "Qwen3MoeTopKRouter": "softmax",
+    "GptOssTopKRouter": "softmax_of_chosen",
+    "DeepseekV2TopkRouter": "softmax",
+    "DeepseekV3TopkRouter": "sigmoid",
+    "Glm4MoeTopkRouter": "sigmoid",
+}
+"""Scoring function that makes a router's logits weights, by its class."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -70,8 +71,10 @@ def load_weights(
     checkpoint: Checkpoint,
     on_bytes: BytesRead,
     streamed: StreamedWeights | None = None,
+    there: Mapping[str, PackedMatrix] = MappingProxyType({}),
 ) -> Weights:
-    """``streamed``: takes the matrices of layers, which have no data then, until they are arranged. Raises `ModelError`
+    """``streamed``: takes the matrices of layers, which have no data then, until they are arranged. ``there``:
+    matrices that this rank has already, by name. Raises `ModelError`
     where a tensor is missing or has another shape than the architecture says."""
     model, weights = blueprint.model, Weights()
     stacks = {
@@ -85,7 +88,9 @@ def load_weights(
     shared = {id(tensor): name for name, tensor in wanted.items()}
     for name, empty in wanted.items():
         recipe, cut = _recipe(blueprint, name), blueprint.slicings.get(name)
-        if name in stacks:
+        if name in there:
+            weights.matrices[name] = there[name]
+        elif name in stacks:
             names = [f"{name}[{index}]" for index in range(stacks[name].held)]
             weights.take(names, _stack(blueprint, name, recipe, cut, empty, stacks[name], checkpoint), streamed)
         elif name in description.by_head:

@@ -244,7 +244,8 @@ class HeadParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """A step program. ``registers``: their widths by name; the first takes what the stage before sent. ``rotary``: the
+    """A step program. ``registers``: their widths by name; the first takes what the stage before sent (or, of
+    a layer for multi-token prediction, the hidden states before its tokens). ``rotary``: the
     buffer of frequencies, and the factor of its sines and cosines, by the table's name. ``layers``: of the cache.
     ``depths``: how many operations the first layers take, one number for each layer. ``result``: the register of hidden
     states or logits. ``normed``: how many operations it takes, on the last stage, to have the hidden states of the rows

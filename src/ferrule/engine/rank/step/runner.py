@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from ferrule.engine.rank.step.load import load_weights
 from ferrule.engine.rank.stream.room import streamed_weights
 from ferrule.engine.types import Progress, StreamUse
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.matrix import PackedMatrix
 from ferrule.fabric import Group
 from ferrule.plan import BLOCK_PAGES, shares_out
 
@@ -48,8 +51,8 @@ class ProgramBlocks:
 
 
 class StepRunner:
-    """`Runner`. ``stage``: the ranks of this rank's stage. Raises `Unfit` before anything is loaded where the model has
-    no step program."""
+    """`Runner`. ``stage``: the ranks of this rank's stage. ``there``: as of `load_weights`. Raises `Unfit` before
+    anything is loaded where the model has no step program."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class StepRunner:
         stage: Group,
         device: Device,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        there: Mapping[str, PackedMatrix] = MappingProxyType({}),
     ) -> None:
         self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
         self.shard = self.plan.shards[world.rank]
@@ -67,23 +71,35 @@ class StepRunner:
         def loaded(done: int, total: int) -> None:
             on_progress(Progress(world.rank, "load", done, total))
 
-        with Checkpoint(Path(options.directory), options.weights) as checkpoint:
-            built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
+        directory, mtp = Path(options.directory), options.mtp
+        with Checkpoint(directory, options.weights, mtp=mtp) as checkpoint:
+            built: Blueprint = blueprint(directory, options.dtype, self.shard, stage, checkpoint, mtp=mtp)
             adapters = built.read(options.adapters) if options.adapters else {}
             self.description = describe(built.model, built.base, self.shard, self.shard.parts, adapters)
             self._streamed = streamed_weights(options, world, device, self.description, built, checkpoint)
-            weights = load_weights(built, self.description, checkpoint, loaded, self._streamed)
+            weights = load_weights(built, self.description, checkpoint, loaded, self._streamed, there)
             weights.add(adapters, built.dtype)
             if self._streamed is not None:
                 weights.bytes += self._streamed.arrange(weights.matrices, weights.bytes)
+        ends = built.model.get_input_embeddings(), built.model.get_output_embeddings()
+        names = [f"{name}.weight" for name, module in built.model.named_modules() if module in ends]
+        self._ends = {name: weights.matrices[name] for name in names if name in weights.matrices}
         config = built.model.config
         self._heads = int(config.num_attention_heads), key_value_heads(config)
         restore_buffers(built.model, device.torch_device)
+        last_norm: Any = built.base.norm if options.gives_hidden and self.shard.has_head else None
+        self._last_norm: Callable[[Tensor], Tensor] = last_norm
+        self._preceding: Tensor | None = None
         self._weights, self._buffers = weights, dict(built.model.named_buffers())
         self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
         self.dtype = str(built.dtype).removeprefix("torch.")
         self.weight_bytes = weights.bytes
         self._assemble()
+
+    @property
+    def whole_ends(self) -> dict[str, PackedMatrix]:
+        """The embedding and the output matrix, by name, as far as this rank has them whole."""
+        return self._ends if self.shard.parts == 1 else {}
 
     @property
     def keeps(self) -> bool:
@@ -108,6 +124,11 @@ class StepRunner:
         self.program = self.assembled.program
         self.shared = SharedBlocks(ProgramBlocks(self.program, self.shard.context))
         self.outbox: Outbox | None = None
+
+    @property
+    def part_store(self) -> Program:
+        """See `HandingRunner.part_store`."""
+        return self.program
 
     @property
     def held(self) -> list[Held]:
@@ -137,6 +158,16 @@ class StepRunner:
         if embeds:
             return self._result("last", len(rows), self.hidden_size)
         return self._result("logits", len(rows), self.description.registers["logits"])
+
+    def hidden_states(self, rows: Sequence[int]) -> Tensor:
+        """See `Runner.hidden_states`."""
+        hidden = self._result("hidden", max(rows) + 1, self.hidden_size)
+        with torch.inference_mode():
+            return self._last_norm(hidden[list(rows)])
+
+    def follow(self, hidden: Tensor | None) -> None:
+        """See `Runner.follow`."""
+        self._preceding = hidden
 
     def run_ahead(self, batch: Batch, tokens: Tensor) -> Tensor | None:
         """See `Runner.run_ahead`: tokens are in host memory when they are chosen."""
@@ -202,6 +233,10 @@ class StepRunner:
             sent = torch.empty((here, self.hidden_size), dtype=self.torch_dtype)
             self.world.recv(sent, src=self.plan.source(self.world.rank))
             received = sent.float()
+        elif self.options.mtp:
+            before = self._preceding
+            received = torch.zeros((here, self.hidden_size)) if before is None else before.float().contiguous()
+        if received is not None:
             address = received.data_ptr()
         spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
         given = spans, batch.tokens, list(rows), address, STEP_TIMEOUT

@@ -14,33 +14,33 @@ import psutil
 import pytest
 
 from ferrule.errors import ConfigError
-from ferrule.process.memory_group import MemoryGroup
+from ferrule.process.control_group import ControlGroup, memory_limit, processor_limit
 
 LIMIT = 64 << 20
 SOON = 60.0
 TAKES = """
 import json, subprocess, sys
-from ferrule.process.memory_group import MemoryGroup
+from ferrule.process.control_group import ControlGroup, memory_limit
 
 def taking(size):
     taker = "import sys; taken = b'x' * int(sys.argv[1])"
     return subprocess.run([sys.executable, "-S", "-c", taker, str(size)], timeout=60, check=False).returncode
 
 limit = int(sys.argv[1])
-with MemoryGroup(limit) as group:
+with ControlGroup(memory_limit(limit)) as group:
     with group.inside():
         inside = taking(limit // 4), taking(2 * limit)
     found = *inside, taking(2 * limit), group.peak
-print(json.dumps([*found, group._path.exists()]))
+print(json.dumps([*found, group.path.exists()]))
 """
 """A process of its own: of those inside the kernel ends the largest one, which may be this."""
 MAKES = """
 import subprocess, sys, time
-from ferrule.process.memory_group import MemoryGroup
-with MemoryGroup(1 << 26) as group:
+from ferrule.process.control_group import ControlGroup, memory_limit
+with ControlGroup(memory_limit(1 << 26)) as group:
     with group.inside():
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    print(group._path, child.pid, flush=True)
+    print(group.path, child.pid, flush=True)
     time.sleep(600)
 """
 
@@ -49,7 +49,7 @@ with MemoryGroup(1 << 26) as group:
 def group() -> None:
     """There can be one here."""
     try:
-        with MemoryGroup(LIMIT):
+        with ControlGroup(memory_limit(LIMIT)):
             pass
     except ConfigError as error:
         pytest.skip(str(error))
@@ -89,4 +89,16 @@ def test_a_maker_that_is_killed_leaves_neither_group_nor_processes() -> None:
 
 def test_a_machine_without_groups_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs Linux, root.*systemd-run"):
-        MemoryGroup(LIMIT, tmp_path)
+        ControlGroup(memory_limit(LIMIT), tmp_path)
+
+
+def test_a_quota_is_no_shorter_than_the_kernel_takes() -> None:
+    assert processor_limit(0.5).new["cpu.max"] == "2500 5000"
+    assert processor_limit(2).old == {
+        "cpu.cfs_period_us": "5000",
+        "cpu.cfs_quota_us": "10000",
+        "cpu.cfs_burst_us": "10000",
+    }
+    assert processor_limit(0.1).new["cpu.max"] == "1000 10000"
+    with pytest.raises(ConfigError, match="more than 0 cores"):
+        processor_limit(0)
